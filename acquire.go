@@ -1,0 +1,638 @@
+package redislease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// An acquisition asks until it has an answer that can be relied on:
+//
+//	check scripts ─▶ SET NX ─┬─ Yes ───────────────────────────────▶ granted
+//	(once a Locker)          ├─ No ────────────────────────────────▶ held by another: done (Try), or poll
+//	                         ├─ certainly not executed ────────────▶ Redis' error: done (Try), or again later
+//	                         └─ silence, or an unknown outcome
+//	                                 │
+//	                              settle ─┬─ one of our tokens holds it, or it was free ▶ granted
+//	                                      └─ another's ▶ as No, once all that was written has been answered
+//
+// Each command that may take the key has a token of its own, so that whatever executes unseen, however late, can be
+// told from everything else: the settling script recognises it, a late Yes gives it back, and otherwise it lapses
+// within a TTL, since only granted tokens are renewed.
+//
+// Commands are sent from goroutines of their own; their answers queue up for the caller's goroutine, which alone
+// decides. After the decision an answer looks after itself.
+type acquisition struct {
+	target
+	locker  *Locker
+	config  *config
+	ctx     context.Context
+	waiting bool // for a holder or for Redis: Acquire and Do
+	base    instant
+	bound   time.Duration // when the acquisition ends at the latest
+	timer   *time.Timer
+	signal  chan struct{}
+	first   command // the usual only one
+
+	inFlight []*command    // sent, and their answer not yet taken
+	taking   []*command    // may have taken the key, or may yet; oldest first
+	checked  [2]bool       // the renew and the release script have been answered
+	asked    bool          // a command that may take the key has been sent
+	held     bool          // the last answer was that another holds the key, and nothing has been sent since
+	polling  bool          // then: sendAt is the time of the next poll
+	last     lastAnswer    // what the last answer said
+	lastErr  error         // the last error
+	pttl     time.Duration // how long the other's key will live, if above 0
+	sendAt   time.Duration // when the next command is due
+	quiet    time.Duration // since when there has been no answer
+	attempt  int           // pauses so far
+	failures int           // in a row
+	heldAt   time.Duration // when another was first found to hold the key; forever: not yet
+	winner   *command      // its token holds the key
+
+	mu      sync.Mutex
+	answers *command // not yet taken by the caller's goroutine; newest first
+	over    bool     // the acquisition has ended
+	kept    *command // then: whose token the lease has, if there is one
+}
+
+// lastAnswer is what the last answer said.
+type lastAnswer uint8
+
+const (
+	answerNone lastAnswer = iota
+	answerHeld
+	answerError
+)
+
+const (
+	mostListed   = 16 // tokens that the settling script is asked about
+	mostFailures = 3  // in a row end an acquisition that has no bound
+
+	pollFirst = 25 * time.Millisecond
+	pollMost  = time.Second
+)
+
+var (
+	errNilContext = errors.New("the context is nil")
+	errTooLate    = errors.New("granted too late, and given back")
+	errNotKept    = errors.New("granted, but not confirmed, and given back")
+)
+
+// acquire runs an acquisition of a valid key with valid options.
+func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting bool) (*Lease, error) {
+	a := &acquisition{locker: k, config: c, ctx: ctx, waiting: waiting, heldAt: forever, bound: forever,
+		target: target{client: k.client, values: ctx, key: c.prefix + key, name: key}}
+	if ctx.Done() != nil {
+		a.values = context.WithoutCancel(ctx)
+	}
+	a.base = k.clock.now()
+	switch {
+	case c.set&setAcquireTimeout != 0:
+		a.bound = c.acquireTimeout
+	case !waiting:
+		a.bound = c.patience()
+	}
+	lease, err := a.run()
+	if err != nil {
+		err = &opError{"acquire", key, err}
+	}
+	a.report(lease, err)
+	return lease, err
+}
+
+// report sets the lease to work and tells the observer how the acquisition ended.
+func (a *acquisition) report(lease *Lease, err error) {
+	var e Event
+	if a.config.observer != nil {
+		now := a.now()
+		e = Event{Key: a.name, Err: err, Took: now, Waited: max(0, now-a.heldAt)}
+	}
+	switch {
+	case lease != nil:
+		e.Kind = EventAcquired
+		lease.begin(e)
+		return
+	case errors.Is(err, ErrNotAcquired):
+		e.Kind = EventNotAcquired
+	default:
+		e.Kind = EventAcquireFailed
+	}
+	if a.config.observer != nil {
+		observe(a.config.observer, a.values, e)
+	}
+}
+
+// run is the loop of the caller's goroutine: take what has been answered, decide, send, wait.
+func (a *acquisition) run() (*Lease, error) {
+	if a.ctx.Err() != nil {
+		return nil, context.Cause(a.ctx)
+	}
+	a.signal = make(chan struct{}, 1)
+	a.timer = time.NewTimer(a.bound)
+	for {
+		now := a.now()
+		a.take(now)
+		switch {
+		case a.ctx.Err() != nil:
+			return nil, a.giveUp(context.Cause(a.ctx))
+		case now >= a.limit():
+			return nil, a.giveUp(nil)
+		case a.winner != nil:
+			if lease, err := a.grant(now); lease != nil || err != nil {
+				return lease, err
+			}
+			continue
+		}
+		if err := a.decided(now); err != nil {
+			return nil, err
+		}
+		if a.maySend(now) && now >= a.sendAt {
+			a.send(now)
+			continue
+		}
+		a.timer.Reset(a.wakeAt(now) - now)
+		select {
+		case <-a.signal:
+		case <-a.timer.C:
+		case <-a.ctx.Done():
+		}
+	}
+}
+
+// limit is when the acquisition ends at the latest. A Try ends with the useful life of what it may have taken.
+func (a *acquisition) limit() time.Duration {
+	at := a.bound
+	if !a.waiting {
+		for _, c := range a.taking {
+			if sent, ok := c.sentAt(); ok {
+				at = min(at, later(sent, a.config.useful()))
+			}
+		}
+	}
+	return at
+}
+
+// decided returns how the acquisition ends now without a lease, or nil if it goes on.
+func (a *acquisition) decided(now time.Duration) error {
+	if a.held {
+		for _, c := range a.inFlight {
+			c.withdraw()
+		}
+	}
+	if len(a.inFlight) > 0 && now-a.quiet >= a.config.patience() {
+		a.failures, a.quiet = a.failures+1, now
+	}
+	known := len(a.inFlight) == 0 && !a.inDoubt()
+	switch {
+	case a.waiting:
+		if _, ok := a.ctx.Deadline(); !ok && a.bound == forever && a.failures >= mostFailures {
+			return a.giveUp(nil)
+		}
+		if known && a.held && !a.polling {
+			a.polling, a.sendAt = true, later(now, a.pause())
+		}
+	case known && a.held:
+		return ErrNotAcquired
+	case known && a.last == answerError:
+		return a.lastErr
+	}
+	return nil
+}
+
+// inDoubt: a command was sent that may have taken the key, its own answer will not come, and no later one has told.
+func (a *acquisition) inDoubt() bool {
+	for _, c := range a.taking {
+		if c.taken && c.verdict == unknown && !c.settled {
+			return true
+		}
+	}
+	return false
+}
+
+// maySend: there is something to ask, and not too much of it in flight.
+func (a *acquisition) maySend(now time.Duration) bool {
+	if a.held && len(a.inFlight) > 0 {
+		return false // what was written is waited for, and nothing sent beside it
+	}
+	return a.silent(now) < mostInFlight
+}
+
+// silent counts the commands in flight that are not older than a TTL.
+func (a *acquisition) silent(now time.Duration) (n int) {
+	for _, c := range a.inFlight {
+		if now-c.began < a.config.ttl {
+			n++
+		}
+	}
+	return n
+}
+
+// wakeAt is when the loop should look again if no answer comes.
+func (a *acquisition) wakeAt(now time.Duration) time.Duration {
+	at := a.limit()
+	if a.maySend(now) {
+		at = min(at, a.sendAt)
+	}
+	if len(a.inFlight) > 0 {
+		at = min(at, later(a.quiet, a.config.patience()))
+		for _, c := range a.inFlight {
+			if old := later(c.began, a.config.ttl); old > now {
+				at = min(at, old)
+			}
+		}
+	}
+	return max(at, now)
+}
+
+// pause is how long to wait before the next try. It ends a little after the holder's key will have lapsed.
+func (a *acquisition) pause() time.Duration {
+	a.attempt++
+	var d time.Duration
+	if f := a.config.backoff; f != nil {
+		d = max(f(a.attempt), minBackoff)
+	} else {
+		d = a.locker.clock.jitter(min(pollFirst<<min(a.attempt-1, 16), pollMost), 0.5)
+	}
+	if a.held && a.pttl > 0 {
+		d = min(d, later(a.pttl, a.locker.clock.jitter(pollFirst, 1)))
+	}
+	return d
+}
+
+// send sends the next command: a check of the scripts, then SET, then the settling script.
+func (a *acquisition) send(now time.Duration) {
+	var c *command
+	switch {
+	case !a.locker.checked.Load():
+		a.check(now)
+		return
+	case !a.asked:
+		c = &a.first
+		*c = command{target: &a.target, owner: a, kind: kindSet, stamp: a.config.px}
+	default:
+		c = &command{target: &a.target, owner: a, kind: kindSettle, stamp: a.config.px, listed: a.listed(now)}
+	}
+	if err := newToken(&c.fresh); err != nil {
+		a.fail(now, answerError, err)
+		return
+	}
+	c.token = &c.fresh
+	a.asked = true
+	a.taking = append(a.taking, c)
+	a.dispatch(now, c)
+	a.sendAt = later(now, a.config.silence())
+}
+
+// check runs the renew and the release script with a token that nobody has, so that a server, a proxy or a user
+// without scripts is found out before a key is taken. The first time both go out together.
+func (a *acquisition) check(now time.Duration) {
+	for i, k := range []kind{kindRenew, kindRelease} {
+		if a.checked[i] || a.silent(now) >= mostInFlight {
+			continue
+		}
+		c := &command{target: &a.target, owner: a, kind: k, stamp: a.config.px, check: true}
+		if err := newToken(&c.fresh); err != nil {
+			a.fail(now, answerError, err)
+			return
+		}
+		c.token = &c.fresh
+		a.dispatch(now, c)
+	}
+	a.sendAt = later(now, a.config.silence())
+}
+
+func (a *acquisition) dispatch(now time.Duration, c *command) {
+	if len(a.inFlight) == 0 {
+		a.quiet = now
+	}
+	c.began = now
+	a.inFlight = append(a.inFlight, c)
+	a.held, a.polling = false, false
+	go c.run()
+}
+
+// listed returns the commands whose tokens the settling script is asked about: the newest whose own answer is not
+// known. One that was sent more than two TTLs ago is not worth asking about.
+func (a *acquisition) listed(now time.Duration) []*command {
+	recent := a.taking[:0:0]
+	for _, c := range a.taking {
+		if now-c.began < later(a.config.ttl, a.config.ttl) {
+			recent = append(recent, c)
+		}
+	}
+	return recent[max(0, len(recent)-mostListed):]
+}
+
+// take takes the answers that have come in, oldest first.
+func (a *acquisition) take(now time.Duration) {
+	a.mu.Lock()
+	newest := a.answers
+	a.answers = nil
+	a.mu.Unlock()
+	var oldest *command
+	for newest != nil {
+		newest, newest.next, oldest = newest.next, oldest, newest
+	}
+	for ; oldest != nil; oldest = oldest.next {
+		a.learn(now, oldest)
+	}
+}
+
+// learn takes one answer into account.
+func (a *acquisition) learn(now time.Duration, c *command) {
+	a.inFlight = without(a.inFlight, c)
+	c.taken = true
+	if c.err == errWithdrawn {
+		a.taking = without(a.taking, c)
+		return
+	}
+	a.quiet = now
+	switch {
+	case c.check:
+		a.learnCheck(now, c)
+	case c.kind == kindRenew || c.kind == kindRelease:
+		// whoever sent it looks at it
+	case c.verdict == yes:
+		a.failures = 0
+		if a.holds(c.holder()); c.holder() != c {
+			a.taking = without(a.taking, c)
+		}
+	case c.verdict == no:
+		a.learnNo(now, c)
+	case c.verdict == failed:
+		a.taking = without(a.taking, c)
+		a.fail(now, answerError, c.err)
+	default:
+		c.doubtful = now
+		a.fail(now, answerNone, c.err)
+	}
+}
+
+// learnCheck: an error reply is Redis' answer even if nobody knows what it means, since nothing can have been taken.
+func (a *acquisition) learnCheck(now time.Duration, c *command) {
+	switch {
+	case c.verdict == yes || c.verdict == no:
+		a.failures = 0
+		a.checked[c.kind-kindRenew] = true
+		if a.checked[0] && a.checked[1] {
+			a.locker.checked.Store(true)
+			a.sendAt = now
+		}
+	case c.verdict == failed || isReply(c.err):
+		a.fail(now, answerError, c.err)
+	default:
+		a.fail(now, answerNone, c.err)
+	}
+}
+
+// learnNo: another holds the key. That settles the tokens that Redis was asked about, too, except those that were
+// still on their way: they may have arrived later.
+func (a *acquisition) learnNo(now time.Duration, c *command) {
+	a.taking = without(a.taking, c)
+	for _, other := range c.listed {
+		if other.taken && other.doubtful <= c.sentTime() {
+			other.settled = true
+		}
+	}
+	a.held, a.last, a.failures = true, answerHeld, 0
+	a.heldAt = min(a.heldAt, now)
+	a.sendAt = now
+	if a.pttl = 0; c.kind == kindSettle && c.code < int64(forever/time.Millisecond) {
+		a.pttl = time.Duration(c.code) * time.Millisecond
+	}
+}
+
+// fail takes note of an answer that says nothing about the key. The first time that an outcome is unknown it is
+// settled at once.
+func (a *acquisition) fail(now time.Duration, what lastAnswer, err error) {
+	a.held, a.lastErr = false, err
+	if what == answerError {
+		a.last = answerError
+	}
+	if a.failures++; a.failures == 1 && what == answerNone {
+		a.sendAt = now
+		return
+	}
+	a.sendAt = later(now, a.pause())
+}
+
+// holds: Redis says that c's token holds the key. If it has said so of two, the one sent first is over.
+func (a *acquisition) holds(c *command) {
+	over := a.winner
+	if a.winner = c; over == nil || over == c {
+		return
+	}
+	if over.sentTime() > c.sentTime() {
+		a.winner, over = over, c
+	}
+	a.mu.Lock()
+	over.cleaned = true
+	a.mu.Unlock()
+	go a.cleanUp(over).run()
+}
+
+// grant makes a lease of a key that is ours, if there is enough trust left or Redis confirms it once more. Without a
+// lease and an error the acquisition goes on.
+func (a *acquisition) grant(now time.Duration) (*Lease, error) {
+	w := a.winner
+	start := w.sentTime()
+	sent := start
+	why := errTooLate
+	if end := later(sent, a.config.useful()); now < end {
+		if end-now >= a.config.useful()/3 {
+			return a.keep(w, start, sent), nil
+		}
+		c := &command{target: &a.target, owner: a, kind: kindRenew, stamp: a.config.px, token: w.token}
+		a.await(c, min(end, a.limit()))
+		if sent = c.sentTime(); c.taken && c.verdict == yes {
+			return a.keep(w, start, sent), nil
+		}
+		why = errNotKept
+	}
+	if a.ctx.Err() != nil || a.now() >= a.limit() {
+		return nil, nil // the loop gives it back
+	}
+	a.winner = nil
+	a.taking = without(a.taking, w)
+	if definite := a.giveBack(w); !a.waiting {
+		a.end(nil)
+		if !definite {
+			return nil, detailed(ErrOutcomeUnknown, why)
+		}
+		return nil, why
+	}
+	a.fail(a.now(), answerError, why)
+	return nil, nil
+}
+
+// keep ends the acquisition with a lease.
+func (a *acquisition) keep(w *command, start, sent time.Duration) *Lease {
+	a.end(w)
+	return newLease(a, w, start, sent)
+}
+
+// end ends the acquisition. From now on answers look after themselves; those that came in before are looked after
+// here.
+func (a *acquisition) end(kept *command) {
+	a.mu.Lock()
+	a.over, a.kept = true, kept
+	var late []*command
+	for c := a.answers; c != nil; c = c.next {
+		if h := a.lateLocked(c); h != nil {
+			late = append(late, h)
+		}
+	}
+	a.mu.Unlock()
+	for _, c := range a.inFlight {
+		c.withdraw()
+	}
+	for _, h := range late {
+		go a.cleanUp(h).run()
+	}
+}
+
+// giveUp ends the acquisition without a lease, for the given cause if it is the context's. If something is unknown it
+// tries to clean up and listens for a moment.
+func (a *acquisition) giveUp(cause error) error {
+	for _, c := range a.inFlight {
+		c.withdraw()
+	}
+	until := later(a.now(), a.config.grace())
+	if a.winner == nil && (a.sentAndSilent() || a.inDoubt()) {
+		if tokens := a.listed(a.now()); len(tokens) > 0 {
+			last := len(tokens) - 1
+			clean := a.cleanUp(tokens[last])
+			clean.listed, clean.owner = tokens[:last], a
+			a.await(clean, until)
+		}
+		for a.winner == nil && a.sentAndSilent() && a.awaitAny(until) {
+		}
+	}
+	var err error
+	switch w := a.winner; {
+	case w != nil:
+		if err = errTooLate; !a.giveBack(w) {
+			err = detailed(ErrOutcomeUnknown, errTooLate)
+		}
+	case a.sentAndSilent() || a.inDoubt():
+		err = detailed(ErrOutcomeUnknown, a.lastErr)
+	case a.last == answerHeld:
+		err = ErrNotAcquired
+	case a.lastErr != nil:
+		err = a.lastErr
+	case cause == nil:
+		err = fmt.Errorf("no answer within %v", a.now().Round(time.Millisecond))
+	}
+	a.end(nil)
+	if err == nil {
+		return cause
+	}
+	return detailed(err, cause)
+}
+
+// sentAndSilent: a command that may have taken the key is in flight.
+func (a *acquisition) sentAndSilent() bool {
+	for _, c := range a.taking {
+		if _, sent := c.sentAt(); sent && !c.taken {
+			return true
+		}
+	}
+	return false
+}
+
+// cleanUp returns a command that gives c's token back. Nobody waits for its answer.
+func (a *acquisition) cleanUp(c *command) *command {
+	return &command{target: &a.target, owner: nobody{}, kind: kindRelease, stamp: stampOne, token: c.token}
+}
+
+// giveBack gives c's token back, and returns whether Redis said within the grace that it does not hold the key now.
+func (a *acquisition) giveBack(c *command) bool {
+	a.mu.Lock()
+	c.cleaned = true
+	a.mu.Unlock()
+	clean := a.cleanUp(c)
+	clean.owner = a
+	a.await(clean, later(a.now(), a.config.grace()))
+	return clean.taken && (clean.verdict == yes || clean.verdict == no)
+}
+
+// await sends c and waits until it is answered and taken, or until the given time. The context does not matter.
+func (a *acquisition) await(c *command, until time.Duration) {
+	a.dispatch(a.now(), c)
+	for !c.taken && a.awaitAny(until) {
+	}
+}
+
+// awaitAny waits for any answer, takes it, and returns false if none came before the given time.
+func (a *acquisition) awaitAny(until time.Duration) bool {
+	now := a.now()
+	if now >= until {
+		return false
+	}
+	a.timer.Reset(until - now)
+	select {
+	case <-a.signal:
+	case <-a.timer.C:
+	}
+	a.take(a.now())
+	return true
+}
+
+// wanted implements owner. A clean-up always is.
+func (a *acquisition) wanted(c *command) (time.Duration, bool) {
+	now := a.now()
+	if c.kind == kindRelease && !c.check {
+		return now, true
+	}
+	a.mu.Lock()
+	over := a.over
+	a.mu.Unlock()
+	return now, !over && now < a.bound && a.ctx.Err() == nil
+}
+
+// answered implements owner. After the end a Yes for a token that no lease has is answered by giving it back.
+func (a *acquisition) answered(c *command) {
+	a.mu.Lock()
+	var late *command
+	if over := a.over; !over {
+		c.next, a.answers = a.answers, c
+		signal(a.signal)
+	} else {
+		late = a.lateLocked(c)
+	}
+	a.mu.Unlock()
+	if late != nil {
+		a.cleanUp(late).run()
+	}
+}
+
+// lateLocked returns the command whose token has to be given back after a late answer to c, if any.
+func (a *acquisition) lateLocked(c *command) *command {
+	if c.verdict != yes || c.kind == kindRenew || c.kind == kindRelease {
+		return nil
+	}
+	h := c.holder()
+	if h == a.kept || h.cleaned {
+		return nil
+	}
+	h.cleaned = true
+	return h
+}
+
+// now reads the clock of the acquisition, which its lease goes on with.
+func (a *acquisition) now() time.Duration {
+	return a.locker.clock.elapsed(a.base, a.config.margin/4)
+}
+
+// without returns list without c, in the same order.
+func without(list []*command, c *command) []*command {
+	for i, other := range list {
+		if other == c {
+			return append(list[:i], list[i+1:]...)
+		}
+	}
+	return list
+}

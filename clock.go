@@ -1,0 +1,69 @@
+package redislease
+
+import (
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+// clock is what a Locker knows of time and chance. Tests replace its fields, for one Locker at a time.
+//
+// Go's monotonic clock stands still while a machine is suspended (a laptop, a VM), whereas Redis goes on counting.
+// The wall clock is set right by the system when it wakes, but it can also be set at any other time. So both are
+// read, the greater counts, and where they differ too much a clock that does run during a suspend decides, if the
+// system has one.
+type clock struct {
+	// since says how long ago base was, by the monotonic and by the wall clock.
+	since func(base instant) (monotonic, wall time.Duration)
+	// boot reads a clock that runs during a suspend, too; false where there is none.
+	boot func() (time.Duration, bool)
+	// random is uniform in [0, 1).
+	random func() float64
+}
+
+// instant is a moment by all clocks. Other readings are relative to one that each acquisition makes for itself.
+type instant struct {
+	time time.Time
+	boot time.Duration
+}
+
+var systemClock = clock{
+	since: func(base instant) (monotonic, wall time.Duration) {
+		now := time.Now()
+		return now.Sub(base.time), now.Round(0).Sub(base.time.Round(0)) // Round(0) strips the monotonic reading
+	},
+	boot:   bootTime,
+	random: rand.Float64,
+}
+
+func (c *clock) now() instant {
+	boot, _ := c.boot()
+	return instant{time.Now(), boot}
+}
+
+// elapsed returns how long ago base was. The monotonic and the wall clock may differ by tolerance before a third
+// clock is asked.
+func (c *clock) elapsed(base instant, tolerance time.Duration) time.Duration {
+	monotonic, wall := c.since(base)
+	if apart := wall - monotonic; apart > tolerance || apart < -tolerance {
+		if boot, ok := c.boot(); ok {
+			return max(monotonic, boot-base.boot)
+		}
+	}
+	return max(monotonic, wall)
+}
+
+// jitter returns d shortened at random by up to the given part of it.
+func (c *clock) jitter(d time.Duration, part float64) time.Duration {
+	return d - time.Duration(float64(d)*part*c.random())
+}
+
+const forever = time.Duration(math.MaxInt64)
+
+// later adds a duration of at least zero to a reading, and stops at the greatest one.
+func later(t, d time.Duration) time.Duration {
+	if t > forever-d {
+		return forever
+	}
+	return t + d
+}

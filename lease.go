@@ -1,0 +1,611 @@
+package redislease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// A Lease is one acquisition of a key: held, then lost or released, which is final.
+//
+//	         the watchdog renews it
+//	          ┌───┐
+//	acquired ─┴─▶ held ──── Release ───────────────────────────▶ released
+//	               │
+//	               └─ a No, the end of trust, the longest hold ▶ lost
+//
+// What goes wrong in each step, and what follows:
+//
+//   - A renewal is refused, or is not answered: nothing yet; another follows while trust lasts.
+//   - Redis says No: lost, at once and for good. Two Noes, or a No and an end of trust: the first one counts.
+//   - The process stood still: whoever looks first, at the clock under the lease's mutex, ends the lease. That may be
+//     the watchdog, an answer that comes in, or a call.
+//   - Release meets a renewal in flight: it is withdrawn if it was not sent; if it was, it comes before the DEL, or after
+//     it and finds the key gone. Either way its answer finds a lease that has ended and is dropped.
+//   - Release is not answered: the key lapses within a TTL, since nothing renews it any more.
+//   - The caller's context ends: so does the lease's, and renewing stops; the lease stays held until trust ends, which
+//     is time for the work to unwind and for Release to delete the key.
+//
+// Run the critical section under [Lease.Context]. Ask [Lease.Err] whether a write may still land, which costs nothing;
+// call [Lease.Renew] before a step that cannot be undone; and release with a deferred [Lease.Release].
+// All methods are safe for concurrent use, on nil and on a zero Lease too: those hold nothing.
+type Lease struct {
+	target
+	locker *Locker
+	config *config
+	base   instant // what readings of the clock are relative to
+	token  token
+	ctx    leaseContext
+	cancel context.CancelCauseFunc
+
+	timer    *time.Timer   // the watchdog's; afterwards Release's
+	wake     chan struct{} // for the watchdog to look again; afterwards for Release
+	watchdog sync.WaitGroup
+
+	mu        sync.Mutex
+	state     state
+	lost      *LostError // set if state is lost
+	cause     error      // why the lease ended; nil while it is held, fixed afterwards
+	endedAt   time.Duration
+	schedule  schedule
+	flights   []*command // renewals in flight
+	lastErr   error      // the last failed renewal since the last confirmed one
+	releasing bool       // a call of Release is under way
+	shared    chan struct{}
+	released  releaseResult
+	events    eventQueue
+}
+
+type state uint8
+
+const (
+	stateHeld state = iota
+	stateLost
+	stateReleased
+)
+
+// releaseResult is what the last call of Release found.
+type releaseResult struct {
+	calls int
+	lost  *LostError // the lease was lost before, or the key was not ours any more
+	err   error      // Redis refused or did not answer: not definite
+}
+
+func (r *releaseResult) asError() error {
+	switch {
+	case r.lost == nil:
+		return r.err
+	case r.err == nil:
+		return r.lost
+	default:
+		return errors.Join(r.lost, r.err)
+	}
+}
+
+// leaseContext ends with its lease. Its deadline is no timer of its own.
+type leaseContext struct {
+	context.Context
+	longest time.Time // the end of the longest hold; zero without
+}
+
+// Deadline returns the earlier of the caller's deadline and the end of the longest hold.
+func (c *leaseContext) Deadline() (time.Time, bool) {
+	deadline, ok := c.Context.Deadline()
+	if c.longest.IsZero() || ok && deadline.Before(c.longest) {
+		return deadline, ok
+	}
+	return c.longest, true
+}
+
+// newLease makes a lease of a key that the acquisition has got with the token of winner, trusted from sent on.
+func newLease(a *acquisition, winner *command, start, sent time.Duration) *Lease {
+	l := &Lease{target: a.target, locker: a.locker, config: a.config, base: a.base, token: *winner.token,
+		timer: a.timer, wake: a.signal}
+	ctx, cancel := context.WithCancelCause(a.ctx)
+	l.ctx.Context, l.cancel = ctx, cancel
+	l.schedule = schedule{config: a.config, start: start}
+	l.schedule.confirm(sent, a.locker.clock.random())
+	if longest := l.schedule.longest(); longest != forever {
+		l.ctx.longest = l.base.time.Add(longest)
+	}
+	return l
+}
+
+// begin reports the lease to the observer and starts the watchdog, which does not wait for the observer.
+func (l *Lease) begin(acquired Event) {
+	l.mu.Lock()
+	deliver := l.pushLocked(acquired)
+	l.mu.Unlock()
+	l.watchdog.Go(l.watch)
+	if deliver {
+		l.deliverOne()
+	}
+}
+
+// Context returns the context to run the critical section under. It has the values of the context that the lease was
+// acquired with. It ends when the lease does, or when that context ends; [context.Cause] says why: a [*LostError],
+// [ErrReleased], or the cause of the caller's context. Its deadline is the earlier of the caller's and the end of
+// WithMaxHold.
+func (l *Lease) Context() context.Context {
+	if l.none() {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cancel(ErrReleased)
+		return ctx
+	}
+	return &l.ctx
+}
+
+// Key returns the key as it was given, without the Locker's prefix.
+func (l *Lease) Key() string {
+	if l.none() {
+		return ""
+	}
+	return l.name
+}
+
+// Token returns the random value that the key holds for this lease. Whoever knows it can release the lease.
+func (l *Lease) Token() string {
+	if l.none() {
+		return ""
+	}
+	return string(l.token[:])
+}
+
+// Until returns when the lease ends unless it is renewed before; afterwards, when it would have. The result has a
+// monotonic reading.
+func (l *Lease) Until() time.Time {
+	if l.none() {
+		return time.Time{}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.base.time.Add(l.schedule.end())
+}
+
+// Err returns nil while the lease is held, then a [*LostError] or an error that matches [ErrReleased]. It asks the
+// clock and not Redis, so that it is right even where a process that stood still has not yet been told by its timers:
+// check it before each write. It is nil for as long as a write may still land, even if Context has ended because the
+// caller's context has.
+func (l *Lease) Err() error {
+	if l.none() {
+		return ErrReleased
+	}
+	l.mu.Lock()
+	found := l.lookLocked(l.now())
+	err := l.cause
+	l.mu.Unlock()
+	l.carryOut(found)
+	return err
+}
+
+// Renew asks Redis to confirm and extend the lease, and waits for the answer, for ctx, or for the end of trust. Call
+// it before a step that cannot be undone.
+//
+// It returns nil only if Redis said yes to a command sent after the call began. An error that matches [ErrLost] or
+// [ErrReleased] says that the lease is over. Any other error says that it was not confirmed and is as it was: do not
+// take the step. Renew is bounded by WithMaxHold and does not count for WithMaxRenewals.
+func (l *Lease) Renew(ctx context.Context) error {
+	if l.none() {
+		return ErrReleased
+	}
+	if ctx == nil {
+		return &opError{"renew", l.name, errNilContext}
+	}
+	done := ctx.Err() != nil
+	l.mu.Lock()
+	now := l.now()
+	found := l.lookLocked(now)
+	var c *command
+	if l.state == stateHeld && !done {
+		c = l.sendLocked(now, make(chan struct{}, 1))
+	}
+	err := l.cause
+	l.mu.Unlock()
+	l.carryOut(found)
+	switch {
+	case err != nil:
+		return err
+	case c == nil:
+		return &opError{"renew", l.name, context.Cause(ctx)}
+	}
+	select {
+	case <-c.waiter:
+	case <-ctx.Done():
+	}
+	return l.renewed(ctx, c)
+}
+
+// renewed ends a call of Renew.
+func (l *Lease) renewed(ctx context.Context, c *command) error {
+	l.mu.Lock()
+	found := l.lookLocked(l.now())
+	found.deliver = found.deliver || c.handedOver
+	c.waiter = nil // from now on the answer looks after itself
+	err, verdict := l.cause, c.outcome()
+	l.mu.Unlock()
+	l.carryOut(found)
+	switch {
+	case err != nil:
+		return err
+	case verdict == yes:
+		return nil
+	case verdict == failed:
+		return &opError{"renew", l.name, c.err}
+	case verdict == unknown:
+		return &opError{"renew", l.name, detailed(ErrOutcomeUnknown, c.err)}
+	case c.withdraw():
+		return &opError{"renew", l.name, context.Cause(ctx)}
+	default:
+		return &opError{"renew", l.name, detailed(ErrOutcomeUnknown, context.Cause(ctx))}
+	}
+}
+
+// Release ends the lease and its context and deletes the key if it is still ours. It needs no context: a deferred
+// Release has to work when the caller's context is dead. It sends one command and waits for the answer for half the
+// TTL and at most 2 s.
+//
+// It returns nil if the key was deleted; a [*LostError] if the lease was lost before, or Redis found the key not to be
+// ours any more; an error that matches [ErrOutcomeUnknown] if Redis did not answer, in which case the key lapses by
+// itself; and else the error by which Redis or the client refused.
+//
+// Concurrent calls share one result. Once it is definite, further calls return it without asking Redis; after a
+// refusal or an unknown outcome another call may send one more command, and returns nil if the key is no longer ours.
+func (l *Lease) Release() error {
+	if l == nil {
+		return nil
+	}
+	if l.none() {
+		return ErrReleased
+	}
+	result := l.release()
+	return result.asError()
+}
+
+func (l *Lease) release() releaseResult {
+	l.mu.Lock()
+	if l.releasing || l.released.calls > 0 && l.released.err == nil {
+		return l.sharedResult()
+	}
+	now := l.now()
+	found := l.lookLocked(now)
+	if l.state == stateHeld {
+		found = l.endLocked(now, stateReleased, nil)
+	}
+	ask := l.state == stateReleased || errors.Is(l.lost, ErrUnconfirmed) || errors.Is(l.lost, ErrMaxHold)
+	l.releasing = true
+	l.mu.Unlock()
+
+	l.cancel(l.cause) // again, perhaps: whoever ended the lease may not have come to it yet
+	l.watchdog.Wait()
+	var c *command
+	var sentInTime bool
+	if ask {
+		c, sentInTime = l.delete()
+	}
+
+	l.mu.Lock()
+	result := l.resultLocked(c, sentInTime)
+	found.deliver = l.releasedLocked(result) || found.deliver
+	l.mu.Unlock()
+	l.carryOut(found)
+	return result
+}
+
+// sharedResult returns the result of the call that is under way, or was. l.mu is held on entry.
+func (l *Lease) sharedResult() releaseResult {
+	if l.releasing {
+		if l.shared == nil {
+			l.shared = make(chan struct{})
+		}
+		shared := l.shared
+		l.mu.Unlock()
+		<-shared
+		l.mu.Lock()
+	}
+	defer l.mu.Unlock()
+	return l.released
+}
+
+// delete sends one compare-and-DEL and waits for its answer within the bound. It returns whether the command was
+// written, as far as that matters.
+func (l *Lease) delete() (c *command, sent bool) {
+	c = &command{target: &l.target, owner: l, kind: kindRelease, stamp: stampOne, token: &l.token, waiter: l.wake}
+	l.timer.Reset(l.config.releaseBound())
+	defer l.timer.Stop()
+	go c.run()
+	for {
+		select {
+		case <-l.wake: // perhaps a left-over signal to the watchdog
+			l.mu.Lock()
+			arrived := c.arrived
+			l.mu.Unlock()
+			if arrived {
+				return c, true
+			}
+		case <-l.timer.C:
+			return c, !c.withdraw()
+		}
+	}
+}
+
+// resultLocked says what a release has come to; c is nil if Redis had said No before.
+func (l *Lease) resultLocked(c *command, sent bool) releaseResult {
+	r := releaseResult{calls: l.released.calls + 1, lost: l.lost}
+	if c == nil {
+		return r
+	}
+	switch verdict := c.outcome(); {
+	case verdict == no && r.lost == nil && r.calls == 1:
+		r.lost = &LostError{Key: l.name, Reason: reasonOf(c), At: l.base.time.Add(l.endedAt)}
+	case verdict == failed:
+		r.err = &opError{"release", l.name, c.err}
+	case verdict == unknown:
+		r.err = &opError{"release", l.name, detailed(ErrOutcomeUnknown, c.err)}
+	case verdict == unanswered && sent:
+		r.err = &opError{"release", l.name, detailed(ErrOutcomeUnknown, errNoAnswer)}
+	case verdict == unanswered:
+		r.err = &opError{"release", l.name, fmt.Errorf("not sent within %v", l.config.releaseBound())}
+	}
+	return r
+}
+
+// releasedLocked makes the result known, and returns whether an event is to be delivered.
+func (l *Lease) releasedLocked(r releaseResult) (deliver bool) {
+	if l.state == stateReleased && r.calls == 1 {
+		e := Event{Kind: EventReleased, Err: r.err}
+		if r.lost != nil {
+			e = Event{Kind: EventLost, Err: r.lost}
+		}
+		deliver = l.pushLocked(e)
+	}
+	l.released, l.releasing = r, false
+	if l.shared != nil {
+		close(l.shared)
+		l.shared = nil
+	}
+	return deliver
+}
+
+// found is what a look at the lease has brought about, to be carried out without the mutex.
+type found struct {
+	ended   bool
+	deliver bool // an event waits, and this goroutine has to see to it
+}
+
+// lookLocked ends the lease if its time is up.
+func (l *Lease) lookLocked(now time.Duration) found {
+	end := l.schedule.end()
+	if l.state != stateHeld || now < end {
+		return found{}
+	}
+	switch {
+	case l.schedule.capped(end):
+		return l.loseLocked(now, ErrMaxHold, nil)
+	case l.lastErr != nil:
+		return l.loseLocked(now, ErrUnconfirmed, l.lastErr)
+	case l.schedule.stopped:
+		return l.loseLocked(now, ErrUnconfirmed, context.Cause(l.ctx.Context))
+	case len(l.flights) > 0:
+		return l.loseLocked(now, ErrUnconfirmed, errNoAnswer)
+	default:
+		return l.loseLocked(now, ErrUnconfirmed, errStoodStill)
+	}
+}
+
+var (
+	errNoAnswer   = errors.New("no answer from Redis")
+	errStoodStill = errors.New("no renewal was sent in time: the process or the machine stood still")
+)
+
+func (l *Lease) loseLocked(now time.Duration, reason, err error) found {
+	lost := &LostError{Key: l.name, Reason: reason, Err: err, At: l.base.time.Add(now)}
+	f := l.endLocked(now, stateLost, lost)
+	f.deliver = l.pushLocked(Event{Kind: EventLost, Err: lost})
+	return f
+}
+
+// endLocked is the only place that ends a lease: state first; the context follows in carryOut, then everything else.
+// Renewals that have not been sent never will be, and nobody waits for the others any more.
+func (l *Lease) endLocked(now time.Duration, to state, lost *LostError) found {
+	l.state, l.lost, l.endedAt = to, lost, now
+	if l.cause = lost; to == stateReleased {
+		l.cause = &opError{"lease", l.name, ErrReleased}
+	}
+	for _, c := range l.flights {
+		c.withdraw()
+		signal(c.waiter)
+	}
+	l.flights = nil
+	signal(l.wake)
+	return found{ended: true}
+}
+
+// carryOut does what a look at the lease asks for, on a caller's goroutine. The mutex is not held.
+func (l *Lease) carryOut(f found) {
+	if f.ended {
+		l.cancel(l.cause)
+	}
+	if f.deliver {
+		l.deliverOne()
+	}
+}
+
+// renewIfDue is the watchdog's look at the lease: it sends a renewal if one is due, and returns how long to wait for
+// the next look.
+func (l *Lease) renewIfDue() (pause time.Duration, held bool) {
+	l.mu.Lock()
+	now := l.now()
+	f := l.lookLocked(now)
+	if held = l.state == stateHeld; held {
+		l.schedule.stopped = l.ctx.Err() != nil
+		if l.schedule.due(now, l.inFlightLocked(now)) {
+			l.schedule.begin(now)
+			l.sendLocked(now, nil)
+		}
+		pause = max(0, l.schedule.wake(now, l.inFlightLocked(now))-now)
+	}
+	l.mu.Unlock()
+	if f.ended {
+		l.cancel(l.cause)
+	}
+	if f.deliver {
+		go l.deliverAll()
+	}
+	return pause, held
+}
+
+// inFlightLocked counts the watchdog's renewals that are silent and not older than a TTL.
+func (l *Lease) inFlightLocked(now time.Duration) (n int) {
+	for _, c := range l.flights {
+		if !c.manual && now-c.began < l.config.ttl {
+			n++
+		}
+	}
+	return n
+}
+
+// sendLocked sends off a renewal. waiter is set if a call waits for it.
+func (l *Lease) sendLocked(now time.Duration, waiter chan struct{}) *command {
+	c := &command{target: &l.target, owner: l, kind: kindRenew, stamp: l.config.px, token: &l.token, began: now, manual: waiter != nil, waiter: waiter}
+	l.flights = append(l.flights, c)
+	go c.run()
+	return c
+}
+
+// wanted implements owner.
+func (l *Lease) wanted(c *command) (time.Duration, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	if c.kind == kindRelease {
+		return now, true
+	}
+	return now, l.state == stateHeld && now < l.schedule.end() && (c.manual || l.ctx.Err() == nil)
+}
+
+// answered implements owner: a renewal or a release has its answer. Events are delivered here, on the goroutine of the
+// command, which has nothing else left to do, unless a call waits for the answer and it is a loss.
+func (l *Lease) answered(c *command) {
+	l.mu.Lock()
+	now := l.now()
+	c.arrived = true
+	var f found
+	if c.kind == kindRenew {
+		f = l.lookLocked(now)
+		if l.state == stateHeld {
+			f = l.learnLocked(now, c)
+		}
+	}
+	if f.deliver && f.ended && c.waiter != nil {
+		c.handedOver, f.deliver = true, false
+	}
+	signal(c.waiter)
+	signal(l.wake)
+	l.mu.Unlock()
+	if f.ended {
+		l.cancel(l.cause)
+	}
+	if f.deliver {
+		l.deliverAll()
+	}
+}
+
+// learnLocked takes the answer to a renewal into account, counting from when it was sent.
+func (l *Lease) learnLocked(now time.Duration, c *command) found {
+	for i, other := range l.flights {
+		if other == c {
+			l.flights = append(l.flights[:i], l.flights[i+1:]...)
+			break
+		}
+	}
+	switch c.verdict {
+	case yes:
+		left := l.schedule.trust - now
+		l.schedule.confirm(c.sentTime(), l.locker.clock.random())
+		l.lastErr = nil
+		if !c.manual {
+			l.schedule.count++
+		}
+		return found{deliver: l.pushLocked(Event{Kind: EventRenewed, Left: left})}
+	case no:
+		return l.loseLocked(now, reasonOf(c), nil)
+	default:
+		if l.lastErr = c.err; !c.manual {
+			l.schedule.failed(now, l.locker.clock.random())
+		}
+		return found{deliver: l.pushLocked(Event{Kind: EventRenewFailed, Err: &opError{"renew", l.name, c.err}})}
+	}
+}
+
+// reasonOf says what a No to a renewal or a release means.
+func reasonOf(c *command) error {
+	if c.code == 0 {
+		return ErrGone
+	}
+	return ErrTaken
+}
+
+// pushLocked has e wait for its delivery, and returns whether the caller has to see to that.
+func (l *Lease) pushLocked(e Event) bool {
+	if l.locker.config.observer == nil {
+		return false
+	}
+	if e.Key = l.name; e.Kind == EventLost || e.Kind == EventReleased {
+		e.Held = l.endedAt - l.schedule.start
+	}
+	return l.events.push(e)
+}
+
+// deliverOne delivers the first waiting event on this goroutine, and leaves any others to another one.
+func (l *Lease) deliverOne() {
+	defer func() {
+		l.mu.Lock()
+		more := l.events.more()
+		l.mu.Unlock()
+		if more {
+			go l.deliverAll()
+		}
+	}()
+	l.mu.Lock()
+	e := l.events.pop()
+	l.mu.Unlock()
+	observe(l.locker.config.observer, l.values, e)
+}
+
+// deliverAll delivers events until none waits. An observer that ends its goroutine is followed by another one.
+func (l *Lease) deliverAll() {
+	alive := false
+	defer func() {
+		if !alive {
+			go l.deliverAll()
+		}
+	}()
+	for {
+		l.mu.Lock()
+		if !l.events.more() {
+			l.mu.Unlock()
+			alive = true
+			return
+		}
+		e := l.events.pop()
+		l.mu.Unlock()
+		observe(l.locker.config.observer, l.values, e)
+	}
+}
+
+// now reads the clock of the lease.
+func (l *Lease) now() time.Duration {
+	return l.locker.clock.elapsed(l.base, l.config.margin/4)
+}
+
+func (l *Lease) none() bool { return l == nil || l.locker == nil }
+
+// signal fills a channel of capacity 1 that somebody waits on.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

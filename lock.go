@@ -1,0 +1,217 @@
+// Package redislease runs a critical section on one replica of a Go service at a time, under a lease on a key in Redis.
+//
+//	locker, err := redislease.New(client, redislease.WithPrefix("billing:"))
+//	…
+//	err = locker.TryDo(ctx, "reconcile:2026-03-14", func(ctx context.Context, lease *redislease.Lease) error {
+//		for _, order := range orders {
+//			if err := lease.Err(); err != nil { // may a write still land?
+//				return err
+//			}
+//			if err := book(ctx, order); err != nil {
+//				return err
+//			}
+//		}
+//		return nil
+//	})
+//	if errors.Is(err, redislease.ErrNotAcquired) {
+//		return nil // another replica is at it
+//	}
+//
+// # What it promises
+//
+// As long as Redis keeps a key for its TTL, a lease's context ends before the key can go to somebody else, whatever
+// Redis, the network or go-redis is doing at that moment. A watchdog renews the lease while the work goes on, but not
+// for ever: WithMaxHold, one hour unless said otherwise, ends the lease of a job that hangs.
+//
+// "Somebody else has it" ([ErrNotAcquired]), "it was mine and is gone" ([ErrLost]) and "nobody can know"
+// ([ErrOutcomeUnknown]) are three different errors, and none is ever a guess. A release is sent once: that it found the
+// key no longer its own is an error for the caller to see, never a reason to delete again.
+//
+// Nothing is left behind: no key that outlives its TTL, no renewal after a release, no goroutine of a lease that is
+// over. Commands that go-redis has not given up yet are left to it and change nothing.
+//
+// # What no lease can do
+//
+//   - Stop a write that was already sent when the context ended. The place where it lands has to refuse it.
+//   - Survive an asynchronous failover: a promoted replica may not have seen the key, and an old master that is cut off
+//     from its replicas goes on confirming renewals (min-replicas-to-write bounds for how long). The same goes for a
+//     restart without the last writes, for eviction, for an operator who deletes keys, for a server clock that jumps
+//     by more than the margin, and for a VM paused or restored together with its clocks.
+//   - Speak up while a process stands still. When it goes on, code may run before its timers do; only [Lease.Err] and
+//     the place where the write lands protect that moment.
+//   - Make a job run once. It is mutual exclusion: a job of 200 ms on schedulers that are a second apart runs twice, one
+//     run after the other. A watermark checked under the lease cures that. What must never happen twice belongs under
+//     a unique constraint or an idempotency key.
+//   - Nest: a holder that acquires its own key again waits for itself.
+//
+// Connections of a shared pool can all fall silent at once. For leases of a few seconds give the Locker a small client
+// of its own, or a client with a ReadTimeout below a quarter of the TTL.
+package redislease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// RedisClient is the part of a go-redis client that a Locker needs. *redis.Client (also one for Sentinel),
+// *redis.ClusterClient and redis.UniversalClient have it. A wrapper must hand commands on as they are.
+type RedisClient interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// A Locker acquires leases. It is safe for concurrent use; a service usually has one. It holds no resources and needs
+// no closing. The client stays its owner's: close it after the last lease was released.
+//
+// Which verb to use: TryAcquire and TryDo are for work that another replica does just as well, a tick of a scheduler
+// for one: they skip it if the key is taken. Acquire and Do are for work that has to be done here as soon as it may.
+// The two Do hold the lease around a function and are hard to get wrong; the other two return the lease.
+type Locker struct {
+	client  RedisClient
+	config  *config
+	clock   clock
+	checked atomic.Bool // the scripts are known to run
+}
+
+// New returns a Locker that works through client. It sends nothing: the first acquisition finds out whether the server
+// can run the library's scripts.
+//
+// It refuses a nil client, options that cannot work together, and clients on which a lease is unsafe or never executes:
+// *redis.Ring, which moves keys from a shard that fails to another, so that there are two holders; pipelines and
+// transactions, *redis.Conn, which one timeout spoils, and *redis.SentinelClient.
+func New(client RedisClient, opts ...LockerOption) (*Locker, error) {
+	if err := usable(client); err != nil {
+		return nil, fmt.Errorf("redislease: new: %w", err)
+	}
+	c := defaults
+	for i, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("redislease: new: option %d of %d is nil", i+1, len(opts))
+		}
+		o.applyLocker(&c)
+	}
+	if err := c.resolve(); err != nil {
+		return nil, fmt.Errorf("redislease: new: %w", err)
+	}
+	return &Locker{client: client, config: &c, clock: systemClock}, nil
+}
+
+// usable refuses clients on which leases cannot work.
+func usable(client RedisClient) error {
+	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return errors.New("the client is nil")
+	}
+	const unsafe = "a lease is not safe on a %T: %s"
+	switch client.(type) {
+	case *redis.Ring:
+		return fmt.Errorf(unsafe, client, "it moves the keys of a shard that fails, and there are two holders")
+	case *redis.Conn:
+		return fmt.Errorf(unsafe, client, "one timeout spoils its only connection")
+	case *redis.SentinelClient:
+		return fmt.Errorf(unsafe, client, "it talks to a Sentinel, not to a Redis; use redis.NewFailoverClient")
+	case redis.Pipeliner, *redis.Tx:
+		return fmt.Errorf(unsafe, client, "it does not execute commands one by one")
+	}
+	return nil
+}
+
+// TryAcquire acquires the key if nobody holds it, and otherwise returns an error that matches [ErrNotAcquired] at once.
+//
+// Without an error the caller holds the lease and has to release it. An error that matches [ErrOutcomeUnknown] says
+// that the key may have been taken for nobody, for a TTL at most. Any other error says that it was not: an error of
+// Redis or of the client, of an argument, or the cause of ctx.
+func (k *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lease, error) {
+	return k.checkedAcquire(ctx, key, false, opts)
+}
+
+// Acquire acquires the key, and waits while another holds it, for as long as ctx and WithAcquireTimeout allow.
+//
+// If they allow no longer it returns what the last answer said: an error that matches [ErrNotAcquired],
+// [ErrOutcomeUnknown], or an error of Redis; if ctx ended it, its cause is joined, and otherwise no error of package
+// context matches. It rides out a Redis that refuses or does not answer; if it has no bound at all, only until three
+// failures in a row.
+func (k *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lease, error) {
+	return k.checkedAcquire(ctx, key, true, opts)
+}
+
+// TryDo runs fn under a lease if nobody holds the key, and otherwise returns an error that matches [ErrNotAcquired]. In
+// everything else it is like [Locker.Do].
+func (k *Locker) TryDo(ctx context.Context, key string, fn func(context.Context, *Lease) error, opts ...Option) error {
+	return k.do(ctx, key, false, fn, opts)
+}
+
+// Do acquires the key like [Locker.Acquire], runs fn with the lease and its context, and releases the lease, also if fn
+// panics or ends its goroutine.
+//
+// It returns nil if fn returned nil and the lease was held from before fn began until after it returned. An error of fn
+// is joined with that of a loss, which says by how much fn overran the end of trust. If fn released the lease itself,
+// the error matches [ErrReleased]. That Redis refused or did not answer the release changes nothing for the caller and
+// is an event; so an error that matches [ErrOutcomeUnknown], if it is not fn's own, says that fn did not run.
+func (k *Locker) Do(ctx context.Context, key string, fn func(context.Context, *Lease) error, opts ...Option) error {
+	return k.do(ctx, key, true, fn, opts)
+}
+
+// checkedAcquire turns bad arguments away before anything is sent.
+func (k *Locker) checkedAcquire(ctx context.Context, key string, waiting bool, opts []Option) (*Lease, error) {
+	if ctx == nil {
+		return nil, &opError{"acquire", key, errNilContext}
+	}
+	if key == "" {
+		return nil, &opError{"acquire", key, errors.New("the key is empty")}
+	}
+	c, err := k.config.with(opts)
+	if err != nil {
+		return nil, &opError{"acquire", key, err}
+	}
+	return k.acquire(ctx, key, c, waiting)
+}
+
+func (k *Locker) do(ctx context.Context, key string, waiting bool, fn func(context.Context, *Lease) error, opts []Option) error {
+	if fn == nil {
+		return &opError{"do", key, errors.New("the function is nil")}
+	}
+	lease, err := k.checkedAcquire(ctx, key, waiting, opts)
+	if err != nil {
+		return err
+	}
+	var held error
+	err = func() error {
+		defer func() { held = lease.doneWith() }()
+		return fn(lease.Context(), lease)
+	}()
+	switch {
+	case held == nil:
+		return err
+	case err == nil:
+		return held
+	default:
+		return errors.Join(err, held)
+	}
+}
+
+// doneWith releases a lease that its function has returned from, and returns an error unless it was held up to then.
+func (l *Lease) doneWith() error {
+	held := l.Err()
+	returned := l.now()
+	result := l.release()
+	switch {
+	case held == nil && result.lost == nil:
+		return nil
+	case errors.Is(held, ErrReleased):
+		return held
+	case held == nil:
+		held = result.lost
+	}
+	l.mu.Lock()
+	over := returned - l.schedule.end()
+	l.mu.Unlock()
+	if over > 0 {
+		return fmt.Errorf("%w; the function returned %v after the end of trust", held, over.Round(time.Microsecond))
+	}
+	return held
+}

@@ -1,0 +1,418 @@
+package redislease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+)
+
+// The scripts. Common to all: KEYS[1] is the lock's key, taken literally. The last of ARGV is written at the moment
+// of sending and is '0' if nobody wants the command any more; that is refused before anything is done. A key of the
+// wrong type is somebody else's. The step that changes the key is the last that can fail.
+const (
+	// refuseLua begins each script.
+	refuseLua = `if ARGV[#ARGV] == '0' then return redis.error_reply('ERR withdrawn') end
+local held = redis.pcall('GET', KEYS[1])
+local foreign = type(held) == 'table' and string.find(held.err, 'WRONGTYPE', 1, true)
+if type(held) == 'table' and not foreign then return held end
+`
+
+	// settleLua finds out what became of earlier tries, and takes the key if it is free.
+	// ARGV: the unanswered tokens, a new token, the TTL in ms.
+	// Returns {1, i}: the i-th token, from 1, holds the key. {1, 0}: it was free and is now the new token's.
+	// {0, pttl}: it is another's, for pttl ms more (0, -1 and -2 are no times).
+	settleLua = refuseLua + `
+if held then
+  for i = 1, #ARGV - 1 do
+    if not foreign and held == ARGV[i] then return {1, i} end
+  end
+  return {0, redis.call('PTTL', KEYS[1])}
+end
+redis.call('SET', KEYS[1], ARGV[#ARGV - 1], 'PX', ARGV[#ARGV])
+return {1, 0}`
+
+	// renewLua extends the key if it is still ours. ARGV: the token, the TTL in ms.
+	// Returns 1: extended. 0: the key is gone. -1: it is another's.
+	renewLua = refuseLua + `
+if not held then return 0 end
+if foreign or held ~= ARGV[1] then return -1 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])`
+
+	// releaseLua deletes the key if one of the tokens holds it. ARGV: the tokens, '1'.
+	// Returns 1: deleted. 0: the key was gone. -1: it is another's.
+	releaseLua = refuseLua + `
+if not held then return 0 end
+for i = 1, #ARGV - 1 do
+  if not foreign and held == ARGV[i] then return redis.call('DEL', KEYS[1]) end
+end
+return -1`
+)
+
+// verdict is what is known about a command after its answer.
+type verdict uint8
+
+const (
+	unanswered verdict = iota
+	yes                // executed, and it did what it is for
+	no                 // executed, and it changed nothing: see reply
+	failed             // certainly not executed
+	unknown            // may have been executed or not, now or later
+)
+
+// kind is what a command is for.
+type kind uint8
+
+const (
+	kindSet kind = iota
+	kindSettle
+	kindRenew
+	kindRelease
+)
+
+// token is what a key holds: the text of a random UUID.
+type token [36]byte
+
+func newToken(t *token) error {
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return fmt.Errorf("no random token: %w", err)
+	}
+	copy(t[:], id.String())
+	return nil
+}
+
+// MarshalBinary implements [encoding.BinaryMarshaler], by which go-redis writes arguments.
+func (t *token) MarshalBinary() ([]byte, error) { return t[:], nil }
+
+// Format keeps the token out of whatever a hook prints or traces.
+func (t *token) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[token]") }
+
+// target is what all commands of one acquisition and of its lease have in common.
+type target struct {
+	client RedisClient
+	values context.Context // the caller's values, for hooks; it never ends
+	key    any             // the key in Redis, as an argument
+	name   string          // the key as the caller gave it
+}
+
+// owner is whoever a command is sent for.
+type owner interface {
+	// wanted says what time it is for the owner, and whether it still wants c to be sent. It is asked just before each
+	// write, on a goroutine of the client's.
+	wanted(c *command) (now time.Duration, ok bool)
+	// answered tells the owner that c's answer is known. It is called once, on c's own goroutine.
+	answered(c *command)
+}
+
+// command is one Redis command on its way. It is executed at most once: go-redis is told not to repeat it.
+//
+// go-redis may write a command long after anybody cares, when a pool or a handshake has held it up. So the last
+// argument of each command is the command itself, marshalled when it is written: that is when trust in the answer
+// starts, and when a command that nobody wants becomes one that Redis refuses. An error instead would make go-redis
+// close the connection and fail whatever else is in the same pipeline.
+//
+// A command is also the context that go-redis gets with it: the caller's values, no deadline, and an end when it is
+// withdrawn, so that it stops waiting for a connection.
+type command struct {
+	*target
+	owner  owner
+	kind   kind
+	stamp  []byte     // the last argument: the TTL, or '1' where there is none
+	token  *token     // the token it carries
+	fresh  token      // that token, for a command that may take the key
+	listed []*command // other commands whose tokens it also asks about, or deletes
+
+	// For the owner, which guards them.
+	next       *command      // in the owner's list of answers
+	began      time.Duration // when it was sent off
+	check      bool          // acquiring: only to see whether the script can be run
+	taken      bool          // acquiring: its answer has been taken into account
+	doubtful   time.Duration // acquiring: when its outcome became unknown
+	settled    bool          // acquiring: a later answer has said that its token does not hold the key
+	cleaned    bool          // acquiring: its token has been given back
+	arrived    bool          // holding: its answer has come in
+	manual     bool          // holding: a renewal that Renew asked for
+	waiter     chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
+	handedOver bool          // holding: the waiting call has to deliver the event of the loss that was found
+
+	inline [6]any // room for the arguments
+
+	mu        sync.Mutex
+	writes    int           // how often it was really written
+	sent      time.Duration // the first time, by the owner's clock
+	withdrawn bool
+	done      chan struct{} // made by Done
+
+	// The answer, fixed before the owner hears of it.
+	verdict verdict
+	code    int64 // settle: the index, or the PTTL in ms. renew, release: what the script returned
+	err     error // with failed and unknown
+}
+
+var (
+	stampOne  = []byte("1")
+	stampZero = []byte("0")
+
+	errWithdrawn = errors.New("withdrawn before it was sent")
+	errRewritten = errors.New("the client answered a command that it never wrote as given: it rewrites arguments, or does not execute")
+	errTwice     = errors.New("the client wrote the command more than once, so that a No proves nothing")
+	errGoexit    = errors.New("the client ended the goroutine of the command")
+)
+
+// The wrappers tell go-redis not to send a command again that it got no answer to.
+type (
+	onceBool struct{ *redis.BoolCmd }
+	once     struct{ *redis.Cmd }
+)
+
+func (onceBool) NoRetry() bool { return true }
+func (once) NoRetry() bool     { return true }
+
+// run executes c and tells its owner. It belongs on a goroutine that can be left behind, whatever the client does.
+func (c *command) run() {
+	err := errGoexit
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the client panicked: %v", r)
+		}
+		c.judge(err)
+		c.owner.answered(c)
+	}()
+	err = c.process()
+}
+
+// process has the client execute c. A refused SET costs go-redis a fifth of the allocations if it is read as a bool.
+func (c *command) process() error {
+	if c.kind == kindSet {
+		cmd := redis.NewBoolCmd(c, c.arguments()...)
+		processed := c.client.Process(c, onceBool{cmd})
+		acquired, err := cmd.Result()
+		if c.verdict = no; acquired {
+			c.verdict = yes
+		}
+		return firstError(err, processed)
+	}
+	cmd := redis.NewCmd(c, c.arguments()...)
+	processed := c.client.Process(c, once{cmd})
+	reply, err := cmd.Result()
+	if err = firstError(err, processed); err != nil {
+		return err
+	}
+	return c.read(reply)
+}
+
+// firstError prefers the error of the command: some clients return from Process before there is any.
+func firstError(ofCommand, ofProcess error) error {
+	if ofCommand != nil {
+		return ofCommand
+	}
+	return ofProcess
+}
+
+func (c *command) arguments() []any {
+	args := c.inline[:0]
+	if c.kind == kindSet {
+		return append(args, "set", c.key, c.token, "nx", "px", c)
+	}
+	args = append(args, "eval", c.script(), "1", c.key)
+	for _, other := range c.listed {
+		args = append(args, other.token)
+	}
+	return append(args, c.token, c)
+}
+
+func (c *command) script() string {
+	switch c.kind {
+	case kindSettle:
+		return settleLua
+	case kindRenew:
+		return renewLua
+	default:
+		return releaseLua
+	}
+}
+
+// read takes a script's reply apart.
+func (c *command) read(reply any) error {
+	switch r := reply.(type) {
+	case int64:
+		if c.kind != kindSettle && r >= -1 && r <= 1 {
+			c.code = r
+			if c.verdict = no; r == 1 {
+				c.verdict = yes
+			}
+			return nil
+		}
+	case []any:
+		if c.kind != kindSettle || len(r) != 2 {
+			break
+		}
+		held, ok1 := r[0].(int64)
+		code, ok2 := r[1].(int64)
+		switch c.code = code; {
+		case !ok1 || !ok2:
+		case held == 0:
+			c.verdict = no
+			return nil
+		case held == 1 && code >= 0 && code <= int64(len(c.listed))+1:
+			c.verdict = yes
+			return nil
+		}
+	}
+	return fmt.Errorf("a reply of an unexpected form (%T)", reply)
+}
+
+// holder returns the command whose token holds the key after a Yes to c.
+func (c *command) holder() *command {
+	if i := int(c.code); c.kind == kindSettle && i > 0 && i <= len(c.listed) {
+		return c.listed[i-1]
+	}
+	return c
+}
+
+// judge decides what the answer, or the lack of it, means.
+func (c *command) judge(err error) {
+	c.mu.Lock()
+	writes, withdrawn := c.writes, c.withdrawn
+	c.mu.Unlock()
+	switch {
+	case writes == 0 && withdrawn:
+		c.verdict, c.err = failed, errWithdrawn
+	case writes == 0 && err == nil:
+		c.verdict, c.err = failed, errRewritten
+	case writes == 0 || err != nil && writes == 1 && notExecuted(err):
+		c.verdict, c.err = failed, ofClient(err)
+	case err != nil:
+		c.verdict, c.err = unknown, ofClient(err)
+	case writes > 1 && c.verdict == no && c.kind != kindRenew:
+		c.verdict, c.err = unknown, errTwice // one of the writes may have been executed, and the No came from another
+	}
+}
+
+// notExecutedCodes are those of error replies by which Redis says that it did nothing.
+var notExecutedCodes = []string{"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN",
+	"READONLY", "BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "NOREPLICAS", "MISCONF", "OOM"}
+
+// notExecuted: err is an error reply with such a code. Redis 6.2 and miniredis put text before the code of an error
+// that comes out of a script.
+func notExecuted(err error) bool {
+	var reply redis.Error
+	if !errors.As(err, &reply) {
+		return false
+	}
+	code, text, _ := strings.Cut(reply.Error(), " ")
+	for _, c := range notExecutedCodes {
+		if code == c || code == "ERR" && (strings.Contains(text, ": "+c+" ") || strings.Contains(text, ": -"+c+" ")) {
+			return true
+		}
+	}
+	return false
+}
+
+// isReply: err is an error reply of Redis, or of something that speaks for it.
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+// outcome is the verdict once the answer has come in. Its owner's mutex is held.
+func (c *command) outcome() verdict {
+	if !c.arrived {
+		return unanswered
+	}
+	return c.verdict
+}
+
+// withdraw keeps c from being sent, unless it has been, and returns whether it was in time.
+func (c *command) withdraw() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.withdrawLocked()
+	return c.withdrawn
+}
+
+func (c *command) withdrawLocked() {
+	if c.writes > 0 || c.withdrawn {
+		return
+	}
+	c.withdrawn = true
+	if c.done != nil {
+		close(c.done)
+	}
+}
+
+// sentAt returns when c was first written, and whether it was.
+func (c *command) sentAt() (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent, c.writes > 0
+}
+
+// sentTime is when a command that was answered had been sent.
+func (c *command) sentTime() time.Duration {
+	sent, _ := c.sentAt()
+	return sent
+}
+
+// MarshalBinary implements [encoding.BinaryMarshaler]: go-redis is about to write c.
+func (c *command) MarshalBinary() ([]byte, error) {
+	now, ok := c.owner.wanted(c)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !ok {
+		c.withdrawLocked()
+	}
+	if !ok || c.withdrawn {
+		return stampZero, nil
+	}
+	if c.writes == 0 {
+		c.sent = now
+	}
+	c.writes++
+	return c.stamp, nil
+}
+
+// Format prints the last argument, for hooks that print or trace commands.
+func (c *command) Format(f fmt.State, _ rune) { _, _ = f.Write(c.stamp) }
+
+// Deadline implements [context.Context].
+func (c *command) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Done implements [context.Context].
+func (c *command) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		c.done = make(chan struct{})
+		if c.withdrawn {
+			close(c.done)
+		}
+	}
+	return c.done
+}
+
+// Err implements [context.Context].
+func (c *command) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.withdrawn {
+		return context.Canceled
+	}
+	return nil
+}
+
+// Value implements [context.Context].
+func (c *command) Value(key any) any { return c.values.Value(key) }
+
+// nobody owns the clean-ups: they are always wanted, and nobody waits for their answer.
+type nobody struct{}
+
+func (nobody) wanted(*command) (time.Duration, bool) { return 0, true }
+func (nobody) answered(*command)                     {}

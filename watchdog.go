@@ -1,0 +1,109 @@
+package redislease
+
+import "time"
+
+// How long a process may believe that it holds a lease, without hearing from Redis again:
+//
+//	trust = sent + TTL − margin
+//
+// sent is when the last command that Redis confirmed was written to the network, not when it was asked for and not
+// when the answer came: Redis cannot have started to count the TTL any earlier. Since the context ends with trust, it
+// ends at least one margin before the key can expire, whatever Redis, the network or go-redis is doing then.
+//
+//	sent          renewal due            trust ends     the key can expire
+//	  |---------------|----------------------|--------------|
+//	  |<- interval -->|                      |<-- margin -->|
+//	  |<---------------------- TTL ------------------------>|
+//
+// A renewal is due one interval after the last confirmed one was sent. While it is silent others are sent beside it,
+// and any answer counts from its own send, however late: cutting slow answers off would lose leases that were never in
+// danger. An error is answered by another try soon. Only a No ends the lease before trust does.
+
+// mostInFlight is how many renewals of one lease may be silent at once. One older than a TTL does not count.
+const mostInFlight = 3
+
+// intervalSpread is the part of the interval by which a renewal goes out early at the most.
+const intervalSpread = 8
+
+// schedule says when to renew a lease and when it ends. It is a plain value: no clock, no I/O. All times are readings
+// of the lease's clock.
+type schedule struct {
+	config  *config
+	start   time.Duration // when the acquisition was sent
+	trust   time.Duration // its end
+	good    time.Duration // when the last confirmed command was sent
+	renewAt time.Duration // when the next renewal is due
+	count   int           // confirmed renewals of the watchdog
+	tries   int           // refused renewals since the last confirmed one
+	stopped bool          // the caller's context has ended: nothing more is due
+}
+
+// confirm takes note that Redis confirmed a command that was sent at the given time. spread, from 0 to 1, says how
+// much earlier than due the next one goes out, so that leases taken together are not renewed together.
+func (s *schedule) confirm(sent time.Duration, spread float64) {
+	s.trust = max(s.trust, later(sent, s.config.useful()))
+	s.good = max(s.good, sent)
+	s.tries = 0
+	early := time.Duration(spread * float64(s.config.interval/intervalSpread))
+	s.renewAt = later(s.good, s.config.interval-early)
+}
+
+// longest is when the longest hold ends.
+func (s *schedule) longest() time.Duration { return later(s.start, s.config.maxHold) }
+
+// end is when the lease ends unless it is renewed before.
+func (s *schedule) end() time.Duration { return min(s.trust, s.longest()) }
+
+// capped: by then the watchdog renews no more.
+func (s *schedule) capped(now time.Duration) bool {
+	return s.count >= s.config.maxRenewals || now >= s.longest()
+}
+
+// idle: the watchdog sends nothing, whatever the time.
+func (s *schedule) idle(now time.Duration, inFlight int) bool {
+	return s.stopped || s.capped(now) || inFlight >= mostInFlight
+}
+
+// due: a renewal should be sent now.
+func (s *schedule) due(now time.Duration, inFlight int) bool {
+	return now >= s.renewAt && now < s.end() && !s.idle(now, inFlight)
+}
+
+// begin takes note that a renewal is sent off now. If it stays silent the next goes out beside it.
+func (s *schedule) begin(now time.Duration) { s.renewAt = later(now, s.config.silence()) }
+
+// failed takes note of a renewal that was not confirmed, and has another follow after a pause that doubles up to a
+// twentieth of the TTL. spread, from 0 to 1, shortens it by up to half.
+func (s *schedule) failed(now time.Duration, spread float64) {
+	pause := s.config.ttl / 20
+	if s.tries < 4 {
+		pause = s.config.ttl / 320 << s.tries
+	}
+	s.tries++
+	s.renewAt = later(now, max(pause-time.Duration(spread*float64(pause/2)), time.Millisecond))
+}
+
+// wake is when the watchdog should look again: for the next renewal, for the end, and in between for the clock, which
+// may have jumped while the machine slept.
+func (s *schedule) wake(now time.Duration, inFlight int) time.Duration {
+	at := min(s.end(), later(now, max(s.config.interval/2, time.Millisecond)))
+	if s.idle(now, inFlight) {
+		return at
+	}
+	return min(at, s.renewAt)
+}
+
+// watch is the watchdog, the one goroutine of a lease. It calls nothing that can block.
+func (l *Lease) watch() {
+	for {
+		pause, held := l.renewIfDue()
+		if !held {
+			return
+		}
+		l.timer.Reset(pause)
+		select {
+		case <-l.timer.C:
+		case <-l.wake:
+		}
+	}
+}
