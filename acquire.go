@@ -23,19 +23,10 @@ import (
 // within a TTL, since only granted tokens are renewed.
 //
 // Commands are sent from goroutines of their own; their answers queue up for the caller's goroutine, which alone
-// decides. After the decision an answer looks after itself.
-type acquisition struct {
-	target
-	locker  *Locker
-	config  *config
-	ctx     context.Context
-	waiting bool // for a holder or for Redis: Acquire and Do
-	base    instant
-	bound   time.Duration // when the acquisition ends at the latest
-	timer   *time.Timer
-	signal  chan struct{}
-	first   command // the usual only one
-
+// decides: that is an asking. After the decision an answer looks after itself.
+type asking struct {
+	*acquisition
+	waiting  bool          // for a holder or for Redis: Acquire and Do
 	inFlight []*command    // sent, and their answer not yet taken
 	taking   []*command    // may have taken the key, or may yet; oldest first
 	checked  [2]bool       // the renew and the release script have been answered
@@ -51,6 +42,14 @@ type acquisition struct {
 	failures int           // in a row
 	heldAt   time.Duration // when another was first found to hold the key; forever: not yet
 	winner   *command      // its token holds the key
+}
+
+// acquisition is what the caller's goroutine and those of the commands share.
+type acquisition struct {
+	*target
+	bound time.Duration // when the acquisition ends at the latest
+	first command       // usually the only one
+	token token         // of first
 
 	mu      sync.Mutex
 	answers *command // not yet taken by the caller's goroutine; newest first
@@ -83,12 +82,8 @@ var (
 
 // acquire runs an acquisition of a valid key with valid options.
 func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting bool) (*Lease, error) {
-	a := &acquisition{locker: k, config: c, ctx: ctx, waiting: waiting, heldAt: forever, bound: forever,
-		target: target{client: k.client, values: ctx, key: c.prefix + key, name: key}}
-	if ctx.Done() != nil {
-		a.values = context.WithoutCancel(ctx)
-	}
-	a.base = k.clock.now()
+	t := &target{locker: k, config: c, ctx: ctx, key: c.prefix + key, base: k.clock.now()}
+	a := asking{acquisition: &acquisition{target: t, bound: forever}, waiting: waiting, heldAt: forever}
 	switch {
 	case c.set&setAcquireTimeout != 0:
 		a.bound = c.acquireTimeout
@@ -98,40 +93,37 @@ func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting boo
 	lease, err := a.run()
 	if err != nil {
 		err = &opError{"acquire", key, err}
+		if t.timer != nil {
+			t.timer.Stop()
+		}
 	}
-	a.report(lease, err)
-	return lease, err
-}
-
-// report sets the lease to work and tells the observer how the acquisition ended.
-func (a *acquisition) report(lease *Lease, err error) {
-	var e Event
-	if a.config.observer != nil {
-		now := a.now()
-		e = Event{Key: a.name, Err: err, Took: now, Waited: max(0, now-a.heldAt)}
+	if c.observer == nil {
+		if lease != nil {
+			lease.begin(Event{})
+		}
+		return lease, err
 	}
+	now := a.now()
+	e := Event{Kind: EventAcquireFailed, Key: key, Err: err, Took: now, Waited: max(0, now-a.heldAt)}
 	switch {
 	case lease != nil:
 		e.Kind = EventAcquired
 		lease.begin(e)
-		return
+		return lease, nil
 	case errors.Is(err, ErrNotAcquired):
 		e.Kind = EventNotAcquired
-	default:
-		e.Kind = EventAcquireFailed
 	}
-	if a.config.observer != nil {
-		observe(a.config.observer, a.values, e)
-	}
+	observe(c.observer, context.WithoutCancel(ctx), e)
+	return nil, err
 }
 
 // run is the loop of the caller's goroutine: take what has been answered, decide, send, wait.
-func (a *acquisition) run() (*Lease, error) {
+func (a *asking) run() (*Lease, error) {
 	if a.ctx.Err() != nil {
 		return nil, context.Cause(a.ctx)
 	}
 	a.signal = make(chan struct{}, 1)
-	a.timer = time.NewTimer(a.bound)
+	a.timer = time.AfterFunc(a.bound, a.ring)
 	for {
 		now := a.now()
 		a.take(now)
@@ -156,14 +148,13 @@ func (a *acquisition) run() (*Lease, error) {
 		a.timer.Reset(a.wakeAt(now) - now)
 		select {
 		case <-a.signal:
-		case <-a.timer.C:
 		case <-a.ctx.Done():
 		}
 	}
 }
 
 // limit is when the acquisition ends at the latest. A Try ends with the useful life of what it may have taken.
-func (a *acquisition) limit() time.Duration {
+func (a *asking) limit() time.Duration {
 	at := a.bound
 	if !a.waiting {
 		for _, c := range a.taking {
@@ -176,7 +167,7 @@ func (a *acquisition) limit() time.Duration {
 }
 
 // decided returns how the acquisition ends now without a lease, or nil if it goes on.
-func (a *acquisition) decided(now time.Duration) error {
+func (a *asking) decided(now time.Duration) error {
 	if a.held {
 		for _, c := range a.inFlight {
 			c.withdraw()
@@ -203,7 +194,7 @@ func (a *acquisition) decided(now time.Duration) error {
 }
 
 // inDoubt: a command was sent that may have taken the key, its own answer will not come, and no later one has told.
-func (a *acquisition) inDoubt() bool {
+func (a *asking) inDoubt() bool {
 	for _, c := range a.taking {
 		if c.taken && c.verdict == unknown && !c.settled {
 			return true
@@ -213,7 +204,7 @@ func (a *acquisition) inDoubt() bool {
 }
 
 // maySend: there is something to ask, and not too much of it in flight.
-func (a *acquisition) maySend(now time.Duration) bool {
+func (a *asking) maySend(now time.Duration) bool {
 	if a.held && len(a.inFlight) > 0 {
 		return false // what was written is waited for, and nothing sent beside it
 	}
@@ -221,7 +212,7 @@ func (a *acquisition) maySend(now time.Duration) bool {
 }
 
 // silent counts the commands in flight that are not older than a TTL.
-func (a *acquisition) silent(now time.Duration) (n int) {
+func (a *asking) silent(now time.Duration) (n int) {
 	for _, c := range a.inFlight {
 		if now-c.began < a.config.ttl {
 			n++
@@ -231,7 +222,7 @@ func (a *acquisition) silent(now time.Duration) (n int) {
 }
 
 // wakeAt is when the loop should look again if no answer comes.
-func (a *acquisition) wakeAt(now time.Duration) time.Duration {
+func (a *asking) wakeAt(now time.Duration) time.Duration {
 	at := a.limit()
 	if a.maySend(now) {
 		at = min(at, a.sendAt)
@@ -248,7 +239,7 @@ func (a *acquisition) wakeAt(now time.Duration) time.Duration {
 }
 
 // pause is how long to wait before the next try. It ends a little after the holder's key will have lapsed.
-func (a *acquisition) pause() time.Duration {
+func (a *asking) pause() time.Duration {
 	a.attempt++
 	var d time.Duration
 	if f := a.config.backoff; f != nil {
@@ -263,23 +254,22 @@ func (a *acquisition) pause() time.Duration {
 }
 
 // send sends the next command: a check of the scripts, then SET, then the settling script.
-func (a *acquisition) send(now time.Duration) {
-	var c *command
-	switch {
-	case !a.locker.checked.Load():
+func (a *asking) send(now time.Duration) {
+	if !a.locker.checked.Load() {
 		a.check(now)
 		return
-	case !a.asked:
-		c = &a.first
-		*c = command{target: &a.target, owner: a, kind: kindSet, stamp: a.config.px}
-	default:
-		c = &command{target: &a.target, owner: a, kind: kindSettle, stamp: a.config.px, listed: a.listed(now)}
 	}
-	if err := newToken(&c.fresh); err != nil {
+	c := &a.first
+	if a.asked {
+		c = a.command(a.ctx, a.acquisition, kindSettle, new(token))
+		c.listed = a.listed(now)
+	} else {
+		c.target, c.ctx, c.owner, c.kind, c.token = a.target, a.ctx, a.acquisition, kindSet, &a.token
+	}
+	if err := newToken(c.token); err != nil {
 		a.fail(now, answerError, err)
 		return
 	}
-	c.token = &c.fresh
 	a.asked = true
 	a.taking = append(a.taking, c)
 	a.dispatch(now, c)
@@ -288,23 +278,23 @@ func (a *acquisition) send(now time.Duration) {
 
 // check runs the renew and the release script with a token that nobody has, so that a server, a proxy or a user
 // without scripts is found out before a key is taken. The first time both go out together.
-func (a *acquisition) check(now time.Duration) {
+func (a *asking) check(now time.Duration) {
 	for i, k := range []kind{kindRenew, kindRelease} {
 		if a.checked[i] || a.silent(now) >= mostInFlight {
 			continue
 		}
-		c := &command{target: &a.target, owner: a, kind: k, stamp: a.config.px, check: true}
-		if err := newToken(&c.fresh); err != nil {
+		c := a.command(a.ctx, a.acquisition, k, new(token))
+		c.check = true
+		if err := newToken(c.token); err != nil {
 			a.fail(now, answerError, err)
 			return
 		}
-		c.token = &c.fresh
 		a.dispatch(now, c)
 	}
 	a.sendAt = later(now, a.config.silence())
 }
 
-func (a *acquisition) dispatch(now time.Duration, c *command) {
+func (a *asking) dispatch(now time.Duration, c *command) {
 	if len(a.inFlight) == 0 {
 		a.quiet = now
 	}
@@ -316,7 +306,7 @@ func (a *acquisition) dispatch(now time.Duration, c *command) {
 
 // listed returns the commands whose tokens the settling script is asked about: the newest whose own answer is not
 // known. One that was sent more than two TTLs ago is not worth asking about.
-func (a *acquisition) listed(now time.Duration) []*command {
+func (a *asking) listed(now time.Duration) []*command {
 	recent := a.taking[:0:0]
 	for _, c := range a.taking {
 		if now-c.began < later(a.config.ttl, a.config.ttl) {
@@ -327,7 +317,7 @@ func (a *acquisition) listed(now time.Duration) []*command {
 }
 
 // take takes the answers that have come in, oldest first.
-func (a *acquisition) take(now time.Duration) {
+func (a *asking) take(now time.Duration) {
 	a.mu.Lock()
 	newest := a.answers
 	a.answers = nil
@@ -342,7 +332,7 @@ func (a *acquisition) take(now time.Duration) {
 }
 
 // learn takes one answer into account.
-func (a *acquisition) learn(now time.Duration, c *command) {
+func (a *asking) learn(now time.Duration, c *command) {
 	a.inFlight = without(a.inFlight, c)
 	c.taken = true
 	if c.err == errWithdrawn {
@@ -372,7 +362,7 @@ func (a *acquisition) learn(now time.Duration, c *command) {
 }
 
 // learnCheck: an error reply is Redis' answer even if nobody knows what it means, since nothing can have been taken.
-func (a *acquisition) learnCheck(now time.Duration, c *command) {
+func (a *asking) learnCheck(now time.Duration, c *command) {
 	switch {
 	case c.verdict == yes || c.verdict == no:
 		a.failures = 0
@@ -390,7 +380,7 @@ func (a *acquisition) learnCheck(now time.Duration, c *command) {
 
 // learnNo: another holds the key. That settles the tokens that Redis was asked about, too, except those that were
 // still on their way: they may have arrived later.
-func (a *acquisition) learnNo(now time.Duration, c *command) {
+func (a *asking) learnNo(now time.Duration, c *command) {
 	a.taking = without(a.taking, c)
 	for _, other := range c.listed {
 		if other.taken && other.doubtful <= c.sentTime() {
@@ -407,7 +397,7 @@ func (a *acquisition) learnNo(now time.Duration, c *command) {
 
 // fail takes note of an answer that says nothing about the key. The first time that an outcome is unknown it is
 // settled at once.
-func (a *acquisition) fail(now time.Duration, what lastAnswer, err error) {
+func (a *asking) fail(now time.Duration, what lastAnswer, err error) {
 	a.held, a.lastErr = false, err
 	if what == answerError {
 		a.last = answerError
@@ -420,7 +410,7 @@ func (a *acquisition) fail(now time.Duration, what lastAnswer, err error) {
 }
 
 // holds: Redis says that c's token holds the key. If it has said so of two, the one sent first is over.
-func (a *acquisition) holds(c *command) {
+func (a *asking) holds(c *command) {
 	over := a.winner
 	if a.winner = c; over == nil || over == c {
 		return
@@ -436,7 +426,7 @@ func (a *acquisition) holds(c *command) {
 
 // grant makes a lease of a key that is ours, if there is enough trust left or Redis confirms it once more. Without a
 // lease and an error the acquisition goes on.
-func (a *acquisition) grant(now time.Duration) (*Lease, error) {
+func (a *asking) grant(now time.Duration) (*Lease, error) {
 	w := a.winner
 	start := w.sentTime()
 	sent := start
@@ -445,7 +435,7 @@ func (a *acquisition) grant(now time.Duration) (*Lease, error) {
 		if end-now >= a.config.useful()/3 {
 			return a.keep(w, start, sent), nil
 		}
-		c := &command{target: &a.target, owner: a, kind: kindRenew, stamp: a.config.px, token: w.token}
+		c := a.command(a.ctx, a.acquisition, kindRenew, w.token)
 		a.await(c, min(end, a.limit()))
 		if sent = c.sentTime(); c.taken && c.verdict == yes {
 			return a.keep(w, start, sent), nil
@@ -469,14 +459,14 @@ func (a *acquisition) grant(now time.Duration) (*Lease, error) {
 }
 
 // keep ends the acquisition with a lease.
-func (a *acquisition) keep(w *command, start, sent time.Duration) *Lease {
+func (a *asking) keep(w *command, start, sent time.Duration) *Lease {
 	a.end(w)
-	return newLease(a, w, start, sent)
+	return newLease(a.target, w.token, start, sent)
 }
 
 // end ends the acquisition. From now on answers look after themselves; those that came in before are looked after
 // here.
-func (a *acquisition) end(kept *command) {
+func (a *asking) end(kept *command) {
 	a.mu.Lock()
 	a.over, a.kept = true, kept
 	var late []*command
@@ -496,7 +486,7 @@ func (a *acquisition) end(kept *command) {
 
 // giveUp ends the acquisition without a lease, for the given cause if it is the context's. If something is unknown it
 // tries to clean up and listens for a moment.
-func (a *acquisition) giveUp(cause error) error {
+func (a *asking) giveUp(cause error) error {
 	for _, c := range a.inFlight {
 		c.withdraw()
 	}
@@ -505,7 +495,7 @@ func (a *acquisition) giveUp(cause error) error {
 		if tokens := a.listed(a.now()); len(tokens) > 0 {
 			last := len(tokens) - 1
 			clean := a.cleanUp(tokens[last])
-			clean.listed, clean.owner = tokens[:last], a
+			clean.listed, clean.owner = tokens[:last], a.acquisition
 			a.await(clean, until)
 		}
 		for a.winner == nil && a.sentAndSilent() && a.awaitAny(until) {
@@ -534,7 +524,7 @@ func (a *acquisition) giveUp(cause error) error {
 }
 
 // sentAndSilent: a command that may have taken the key is in flight.
-func (a *acquisition) sentAndSilent() bool {
+func (a *asking) sentAndSilent() bool {
 	for _, c := range a.taking {
 		if _, sent := c.sentAt(); sent && !c.taken {
 			return true
@@ -545,38 +535,35 @@ func (a *acquisition) sentAndSilent() bool {
 
 // cleanUp returns a command that gives c's token back. Nobody waits for its answer.
 func (a *acquisition) cleanUp(c *command) *command {
-	return &command{target: &a.target, owner: nobody{}, kind: kindRelease, stamp: stampOne, token: c.token}
+	return a.deletion(nobody{}, c.token)
 }
 
 // giveBack gives c's token back, and returns whether Redis said within the grace that it does not hold the key now.
-func (a *acquisition) giveBack(c *command) bool {
+func (a *asking) giveBack(c *command) bool {
 	a.mu.Lock()
 	c.cleaned = true
 	a.mu.Unlock()
 	clean := a.cleanUp(c)
-	clean.owner = a
+	clean.owner = a.acquisition
 	a.await(clean, later(a.now(), a.config.grace()))
 	return clean.taken && (clean.verdict == yes || clean.verdict == no)
 }
 
 // await sends c and waits until it is answered and taken, or until the given time. The context does not matter.
-func (a *acquisition) await(c *command, until time.Duration) {
+func (a *asking) await(c *command, until time.Duration) {
 	a.dispatch(a.now(), c)
 	for !c.taken && a.awaitAny(until) {
 	}
 }
 
 // awaitAny waits for any answer, takes it, and returns false if none came before the given time.
-func (a *acquisition) awaitAny(until time.Duration) bool {
+func (a *asking) awaitAny(until time.Duration) bool {
 	now := a.now()
 	if now >= until {
 		return false
 	}
 	a.timer.Reset(until - now)
-	select {
-	case <-a.signal:
-	case <-a.timer.C:
-	}
+	<-a.signal
 	a.take(a.now())
 	return true
 }
@@ -599,7 +586,7 @@ func (a *acquisition) answered(c *command) {
 	var late *command
 	if over := a.over; !over {
 		c.next, a.answers = a.answers, c
-		signal(a.signal)
+		a.ring()
 	} else {
 		late = a.lateLocked(c)
 	}
@@ -620,11 +607,6 @@ func (a *acquisition) lateLocked(c *command) *command {
 	}
 	h.cleaned = true
 	return h
-}
-
-// now reads the clock of the acquisition, which its lease goes on with.
-func (a *acquisition) now() time.Duration {
-	return a.locker.clock.elapsed(a.base, a.config.margin/4)
 }
 
 // without returns list without c, in the same order.

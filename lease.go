@@ -32,30 +32,24 @@ import (
 // call [Lease.Renew] before a step that cannot be undone; and release with a deferred [Lease.Release].
 // All methods are safe for concurrent use, on nil and on a zero Lease too: those hold nothing.
 type Lease struct {
-	target
-	locker *Locker
-	config *config
-	base   instant // what readings of the clock are relative to
-	token  token
-	ctx    leaseContext
-	cancel context.CancelCauseFunc
-
-	timer    *time.Timer   // the watchdog's; afterwards Release's
-	wake     chan struct{} // for the watchdog to look again; afterwards for Release
+	*target
+	inner    context.Context // ends with the lease, and with the caller's context
+	cancel   context.CancelCauseFunc
 	watchdog sync.WaitGroup
+	token    token
 
 	mu        sync.Mutex
 	state     state
+	releasing bool       // a call of Release is under way
+	releases  int32      // calls of Release that have a result
 	lost      *LostError // set if state is lost
-	cause     error      // why the lease ended; nil while it is held, fixed afterwards
+	lastErr   error      // the last failed renewal since the last confirmed one
 	endedAt   time.Duration
 	schedule  schedule
-	flights   []*command // renewals in flight
-	lastErr   error      // the last failed renewal since the last confirmed one
-	releasing bool       // a call of Release is under way
-	shared    chan struct{}
+	flights   []*command    // renewals in flight
+	shared    chan struct{} // closed when the call of Release that is under way has its result
 	released  releaseResult
-	events    eventQueue
+	events    *eventQueue // nil without an observer
 }
 
 type state uint8
@@ -68,9 +62,8 @@ const (
 
 // releaseResult is what the last call of Release found.
 type releaseResult struct {
-	calls int
-	lost  *LostError // the lease was lost before, or the key was not ours any more
-	err   error      // Redis refused or did not answer: not definite
+	lost *LostError // the lease was lost before, or the key was not ours any more
+	err  error      // Redis refused or did not answer: not definite
 }
 
 func (r *releaseResult) asError() error {
@@ -84,31 +77,39 @@ func (r *releaseResult) asError() error {
 	}
 }
 
-// leaseContext ends with its lease. Its deadline is no timer of its own.
-type leaseContext struct {
-	context.Context
-	longest time.Time // the end of the longest hold; zero without
-}
+// leaseContext is a Lease as a context. Its deadline is no timer of its own.
+type leaseContext Lease
 
 // Deadline returns the earlier of the caller's deadline and the end of the longest hold.
 func (c *leaseContext) Deadline() (time.Time, bool) {
-	deadline, ok := c.Context.Deadline()
-	if c.longest.IsZero() || ok && deadline.Before(c.longest) {
-		return deadline, ok
+	deadline, ok := c.inner.Deadline()
+	if end := c.schedule.longest(); end != forever {
+		if longest := c.base.time.Add(end); !ok || longest.Before(deadline) {
+			return longest, true
+		}
 	}
-	return c.longest, true
+	return deadline, ok
 }
 
-// newLease makes a lease of a key that the acquisition has got with the token of winner, trusted from sent on.
-func newLease(a *acquisition, winner *command, start, sent time.Duration) *Lease {
-	l := &Lease{target: a.target, locker: a.locker, config: a.config, base: a.base, token: *winner.token,
-		timer: a.timer, wake: a.signal}
-	ctx, cancel := context.WithCancelCause(a.ctx)
-	l.ctx.Context, l.cancel = ctx, cancel
-	l.schedule = schedule{config: a.config, start: start}
-	l.schedule.confirm(sent, a.locker.clock.random())
-	if longest := l.schedule.longest(); longest != forever {
-		l.ctx.longest = l.base.time.Add(longest)
+func (c *leaseContext) Done() <-chan struct{} { return c.inner.Done() }
+func (c *leaseContext) Err() error            { return c.inner.Err() }
+func (c *leaseContext) Value(key any) any     { return c.inner.Value(key) }
+
+// releasedError is a Lease as the cause of the end that its holder gave it.
+type releasedError Lease
+
+func (e *releasedError) Error() string {
+	return fmt.Sprintf("redislease: lease %q: released", e.name())
+}
+func (e *releasedError) Unwrap() error { return ErrReleased }
+
+// newLease makes a lease of a key that was acquired by a command sent at start, and last confirmed by one sent at sent.
+func newLease(t *target, token *token, start, sent time.Duration) *Lease {
+	l := &Lease{target: t, token: *token, schedule: schedule{config: t.config, start: start}}
+	l.inner, l.cancel = context.WithCancelCause(t.ctx)
+	l.schedule.confirm(sent, t.locker.clock.random())
+	if t.config.observer != nil {
+		l.events = new(eventQueue)
 	}
 	return l
 }
@@ -118,7 +119,8 @@ func (l *Lease) begin(acquired Event) {
 	l.mu.Lock()
 	deliver := l.pushLocked(acquired)
 	l.mu.Unlock()
-	l.watchdog.Go(l.watch)
+	l.watchdog.Add(1)
+	go l.watch()
 	if deliver {
 		l.deliverOne()
 	}
@@ -134,7 +136,7 @@ func (l *Lease) Context() context.Context {
 		cancel(ErrReleased)
 		return ctx
 	}
-	return &l.ctx
+	return (*leaseContext)(l)
 }
 
 // Key returns the key as it was given, without the Locker's prefix.
@@ -142,7 +144,7 @@ func (l *Lease) Key() string {
 	if l.none() {
 		return ""
 	}
-	return l.name
+	return l.name()
 }
 
 // Token returns the random value that the key holds for this lease. Whoever knows it can release the lease.
@@ -174,7 +176,7 @@ func (l *Lease) Err() error {
 	}
 	l.mu.Lock()
 	found := l.lookLocked(l.now())
-	err := l.cause
+	err := l.causeLocked()
 	l.mu.Unlock()
 	l.carryOut(found)
 	return err
@@ -191,7 +193,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 		return ErrReleased
 	}
 	if ctx == nil {
-		return &opError{"renew", l.name, errNilContext}
+		return &opError{"renew", l.name(), errNilContext}
 	}
 	done := ctx.Err() != nil
 	l.mu.Lock()
@@ -199,16 +201,16 @@ func (l *Lease) Renew(ctx context.Context) error {
 	found := l.lookLocked(now)
 	var c *command
 	if l.state == stateHeld && !done {
-		c = l.sendLocked(now, make(chan struct{}, 1))
+		c = l.sendLocked(ctx, now, make(chan struct{}, 1))
 	}
-	err := l.cause
+	err := l.causeLocked()
 	l.mu.Unlock()
 	l.carryOut(found)
 	switch {
 	case err != nil:
 		return err
 	case c == nil:
-		return &opError{"renew", l.name, context.Cause(ctx)}
+		return &opError{"renew", l.name(), context.Cause(ctx)}
 	}
 	select {
 	case <-c.waiter:
@@ -221,9 +223,9 @@ func (l *Lease) Renew(ctx context.Context) error {
 func (l *Lease) renewed(ctx context.Context, c *command) error {
 	l.mu.Lock()
 	found := l.lookLocked(l.now())
-	found.deliver = found.deliver || c.handedOver
+	found.deliver = found.deliver || c.handed
 	c.waiter = nil // from now on the answer looks after itself
-	err, verdict := l.cause, c.outcome()
+	err, verdict := l.causeLocked(), c.outcome()
 	l.mu.Unlock()
 	l.carryOut(found)
 	switch {
@@ -232,13 +234,13 @@ func (l *Lease) renewed(ctx context.Context, c *command) error {
 	case verdict == yes:
 		return nil
 	case verdict == failed:
-		return &opError{"renew", l.name, c.err}
+		return &opError{"renew", l.name(), c.err}
 	case verdict == unknown:
-		return &opError{"renew", l.name, detailed(ErrOutcomeUnknown, c.err)}
+		return &opError{"renew", l.name(), detailed(ErrOutcomeUnknown, c.err)}
 	case c.withdraw():
-		return &opError{"renew", l.name, context.Cause(ctx)}
+		return &opError{"renew", l.name(), context.Cause(ctx)}
 	default:
-		return &opError{"renew", l.name, detailed(ErrOutcomeUnknown, context.Cause(ctx))}
+		return &opError{"renew", l.name(), detailed(ErrOutcomeUnknown, context.Cause(ctx))}
 	}
 }
 
@@ -265,7 +267,7 @@ func (l *Lease) Release() error {
 
 func (l *Lease) release() releaseResult {
 	l.mu.Lock()
-	if l.releasing || l.released.calls > 0 && l.released.err == nil {
+	if l.releasing || l.releases > 0 && l.released.err == nil {
 		return l.sharedResult()
 	}
 	now := l.now()
@@ -275,9 +277,10 @@ func (l *Lease) release() releaseResult {
 	}
 	ask := l.state == stateReleased || errors.Is(l.lost, ErrUnconfirmed) || errors.Is(l.lost, ErrMaxHold)
 	l.releasing = true
+	cause := l.causeLocked()
 	l.mu.Unlock()
 
-	l.cancel(l.cause) // again, perhaps: whoever ended the lease may not have come to it yet
+	l.cancel(cause) // again, perhaps: whoever ended the lease may not have come to it yet
 	l.watchdog.Wait()
 	var c *command
 	var sentInTime bool
@@ -311,20 +314,20 @@ func (l *Lease) sharedResult() releaseResult {
 // delete sends one compare-and-DEL and waits for its answer within the bound. It returns whether the command was
 // written, as far as that matters.
 func (l *Lease) delete() (c *command, sent bool) {
-	c = &command{target: &l.target, owner: l, kind: kindRelease, stamp: stampOne, token: &l.token, waiter: l.wake}
+	c = l.deletion(l, &l.token)
+	until := later(l.now(), l.config.releaseBound())
 	l.timer.Reset(l.config.releaseBound())
 	defer l.timer.Stop()
 	go c.run()
 	for {
-		select {
-		case <-l.wake: // perhaps a left-over signal to the watchdog
-			l.mu.Lock()
-			arrived := c.arrived
-			l.mu.Unlock()
-			if arrived {
-				return c, true
-			}
-		case <-l.timer.C:
+		<-l.signal // perhaps one that the watchdog has left over
+		l.mu.Lock()
+		arrived := c.arrived
+		l.mu.Unlock()
+		if arrived {
+			return c, true
+		}
+		if l.now() >= until {
 			return c, !c.withdraw()
 		}
 	}
@@ -332,28 +335,28 @@ func (l *Lease) delete() (c *command, sent bool) {
 
 // resultLocked says what a release has come to; c is nil if Redis had said No before.
 func (l *Lease) resultLocked(c *command, sent bool) releaseResult {
-	r := releaseResult{calls: l.released.calls + 1, lost: l.lost}
+	r := releaseResult{lost: l.lost}
 	if c == nil {
 		return r
 	}
 	switch verdict := c.outcome(); {
-	case verdict == no && r.lost == nil && r.calls == 1:
-		r.lost = &LostError{Key: l.name, Reason: reasonOf(c), At: l.base.time.Add(l.endedAt)}
+	case verdict == no && r.lost == nil && l.releases == 0:
+		r.lost = &LostError{Key: l.name(), Reason: reasonOf(c), At: l.base.time.Add(l.endedAt)}
 	case verdict == failed:
-		r.err = &opError{"release", l.name, c.err}
+		r.err = &opError{"release", l.name(), c.err}
 	case verdict == unknown:
-		r.err = &opError{"release", l.name, detailed(ErrOutcomeUnknown, c.err)}
+		r.err = &opError{"release", l.name(), detailed(ErrOutcomeUnknown, c.err)}
 	case verdict == unanswered && sent:
-		r.err = &opError{"release", l.name, detailed(ErrOutcomeUnknown, errNoAnswer)}
+		r.err = &opError{"release", l.name(), detailed(ErrOutcomeUnknown, errNoAnswer)}
 	case verdict == unanswered:
-		r.err = &opError{"release", l.name, fmt.Errorf("not sent within %v", l.config.releaseBound())}
+		r.err = &opError{"release", l.name(), fmt.Errorf("not sent within %v", l.config.releaseBound())}
 	}
 	return r
 }
 
 // releasedLocked makes the result known, and returns whether an event is to be delivered.
 func (l *Lease) releasedLocked(r releaseResult) (deliver bool) {
-	if l.state == stateReleased && r.calls == 1 {
+	if l.state == stateReleased && l.releases == 0 {
 		e := Event{Kind: EventReleased, Err: r.err}
 		if r.lost != nil {
 			e = Event{Kind: EventLost, Err: r.lost}
@@ -361,6 +364,7 @@ func (l *Lease) releasedLocked(r releaseResult) (deliver bool) {
 		deliver = l.pushLocked(e)
 	}
 	l.released, l.releasing = r, false
+	l.releases++
 	if l.shared != nil {
 		close(l.shared)
 		l.shared = nil
@@ -370,8 +374,8 @@ func (l *Lease) releasedLocked(r releaseResult) (deliver bool) {
 
 // found is what a look at the lease has brought about, to be carried out without the mutex.
 type found struct {
-	ended   bool
-	deliver bool // an event waits, and this goroutine has to see to it
+	ended   error // why the lease has ended just now
+	deliver bool  // an event waits, and this goroutine has to see to it
 }
 
 // lookLocked ends the lease if its time is up.
@@ -386,7 +390,7 @@ func (l *Lease) lookLocked(now time.Duration) found {
 	case l.lastErr != nil:
 		return l.loseLocked(now, ErrUnconfirmed, l.lastErr)
 	case l.schedule.stopped:
-		return l.loseLocked(now, ErrUnconfirmed, context.Cause(l.ctx.Context))
+		return l.loseLocked(now, ErrUnconfirmed, context.Cause(l.inner))
 	case len(l.flights) > 0:
 		return l.loseLocked(now, ErrUnconfirmed, errNoAnswer)
 	default:
@@ -400,7 +404,7 @@ var (
 )
 
 func (l *Lease) loseLocked(now time.Duration, reason, err error) found {
-	lost := &LostError{Key: l.name, Reason: reason, Err: err, At: l.base.time.Add(now)}
+	lost := &LostError{Key: l.name(), Reason: reason, Err: err, At: l.base.time.Add(now)}
 	f := l.endLocked(now, stateLost, lost)
 	f.deliver = l.pushLocked(Event{Kind: EventLost, Err: lost})
 	return f
@@ -410,25 +414,34 @@ func (l *Lease) loseLocked(now time.Duration, reason, err error) found {
 // Renewals that have not been sent never will be, and nobody waits for the others any more.
 func (l *Lease) endLocked(now time.Duration, to state, lost *LostError) found {
 	l.state, l.lost, l.endedAt = to, lost, now
-	if l.cause = lost; to == stateReleased {
-		l.cause = &opError{"lease", l.name, ErrReleased}
-	}
 	for _, c := range l.flights {
 		c.withdraw()
 		signal(c.waiter)
 	}
 	l.flights = nil
-	signal(l.wake)
-	return found{ended: true}
+	l.ring()
+	return found{ended: l.causeLocked()}
 }
 
 // carryOut does what a look at the lease asks for, on a caller's goroutine. The mutex is not held.
 func (l *Lease) carryOut(f found) {
-	if f.ended {
-		l.cancel(l.cause)
+	if f.ended != nil {
+		l.cancel(f.ended)
 	}
 	if f.deliver {
 		l.deliverOne()
+	}
+}
+
+// causeLocked is why the lease has ended, and nil while it is held.
+func (l *Lease) causeLocked() error {
+	switch l.state {
+	case stateLost:
+		return l.lost
+	case stateReleased:
+		return (*releasedError)(l)
+	default:
+		return nil
 	}
 }
 
@@ -439,16 +452,16 @@ func (l *Lease) renewIfDue() (pause time.Duration, held bool) {
 	now := l.now()
 	f := l.lookLocked(now)
 	if held = l.state == stateHeld; held {
-		l.schedule.stopped = l.ctx.Err() != nil
+		l.schedule.stopped = l.inner.Err() != nil
 		if l.schedule.due(now, l.inFlightLocked(now)) {
 			l.schedule.begin(now)
-			l.sendLocked(now, nil)
+			l.sendLocked(l.inner, now, nil)
 		}
 		pause = max(0, l.schedule.wake(now, l.inFlightLocked(now))-now)
 	}
 	l.mu.Unlock()
-	if f.ended {
-		l.cancel(l.cause)
+	if f.ended != nil {
+		l.cancel(f.ended)
 	}
 	if f.deliver {
 		go l.deliverAll()
@@ -467,8 +480,9 @@ func (l *Lease) inFlightLocked(now time.Duration) (n int) {
 }
 
 // sendLocked sends off a renewal. waiter is set if a call waits for it.
-func (l *Lease) sendLocked(now time.Duration, waiter chan struct{}) *command {
-	c := &command{target: &l.target, owner: l, kind: kindRenew, stamp: l.config.px, token: &l.token, began: now, manual: waiter != nil, waiter: waiter}
+func (l *Lease) sendLocked(ctx context.Context, now time.Duration, waiter chan struct{}) *command {
+	c := l.command(ctx, l, kindRenew, &l.token)
+	c.began, c.manual, c.waiter = now, waiter != nil, waiter
 	l.flights = append(l.flights, c)
 	go c.run()
 	return c
@@ -482,7 +496,7 @@ func (l *Lease) wanted(c *command) (time.Duration, bool) {
 	if c.kind == kindRelease {
 		return now, true
 	}
-	return now, l.state == stateHeld && now < l.schedule.end() && (c.manual || l.ctx.Err() == nil)
+	return now, l.state == stateHeld && now < l.schedule.end() && (c.manual || l.inner.Err() == nil)
 }
 
 // answered implements owner: a renewal or a release has its answer. Events are delivered here, on the goroutine of the
@@ -498,14 +512,14 @@ func (l *Lease) answered(c *command) {
 			f = l.learnLocked(now, c)
 		}
 	}
-	if f.deliver && f.ended && c.waiter != nil {
-		c.handedOver, f.deliver = true, false
+	if f.deliver && f.ended != nil && c.waiter != nil {
+		c.handed, f.deliver = true, false
 	}
 	signal(c.waiter)
-	signal(l.wake)
+	l.ring()
 	l.mu.Unlock()
-	if f.ended {
-		l.cancel(l.cause)
+	if f.ended != nil {
+		l.cancel(f.ended)
 	}
 	if f.deliver {
 		l.deliverAll()
@@ -535,7 +549,7 @@ func (l *Lease) learnLocked(now time.Duration, c *command) found {
 		if l.lastErr = c.err; !c.manual {
 			l.schedule.failed(now, l.locker.clock.random())
 		}
-		return found{deliver: l.pushLocked(Event{Kind: EventRenewFailed, Err: &opError{"renew", l.name, c.err}})}
+		return found{deliver: l.pushLocked(Event{Kind: EventRenewFailed, Err: &opError{"renew", l.name(), c.err}})}
 	}
 }
 
@@ -549,10 +563,10 @@ func reasonOf(c *command) error {
 
 // pushLocked has e wait for its delivery, and returns whether the caller has to see to that.
 func (l *Lease) pushLocked(e Event) bool {
-	if l.locker.config.observer == nil {
+	if l.events == nil {
 		return false
 	}
-	if e.Key = l.name; e.Kind == EventLost || e.Kind == EventReleased {
+	if e.Key = l.name(); e.Kind == EventLost || e.Kind == EventReleased {
 		e.Held = l.endedAt - l.schedule.start
 	}
 	return l.events.push(e)
@@ -571,7 +585,7 @@ func (l *Lease) deliverOne() {
 	l.mu.Lock()
 	e := l.events.pop()
 	l.mu.Unlock()
-	observe(l.locker.config.observer, l.values, e)
+	observe(l.config.observer, context.WithoutCancel(l.ctx), e)
 }
 
 // deliverAll delivers events until none waits. An observer that ends its goroutine is followed by another one.
@@ -591,21 +605,8 @@ func (l *Lease) deliverAll() {
 		}
 		e := l.events.pop()
 		l.mu.Unlock()
-		observe(l.locker.config.observer, l.values, e)
+		observe(l.config.observer, context.WithoutCancel(l.ctx), e)
 	}
 }
 
-// now reads the clock of the lease.
-func (l *Lease) now() time.Duration {
-	return l.locker.clock.elapsed(l.base, l.config.margin/4)
-}
-
-func (l *Lease) none() bool { return l == nil || l.locker == nil }
-
-// signal fills a channel of capacity 1 that somebody waits on.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (l *Lease) none() bool { return l == nil || l.target == nil }

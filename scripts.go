@@ -2,6 +2,7 @@ package redislease
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -84,7 +85,10 @@ func newToken(t *token) error {
 	if err != nil {
 		return fmt.Errorf("no random token: %w", err)
 	}
-	copy(t[:], id.String())
+	text := hex.AppendEncode(t[:0], id[:4])
+	for _, part := range [][]byte{id[4:6], id[6:8], id[8:10], id[10:]} {
+		text = hex.AppendEncode(append(text, '-'), part)
+	}
 	return nil
 }
 
@@ -94,12 +98,41 @@ func (t *token) MarshalBinary() ([]byte, error) { return t[:], nil }
 // Format keeps the token out of whatever a hook prints or traces.
 func (t *token) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[token]") }
 
-// target is what all commands of one acquisition and of its lease have in common.
+// target is what an acquisition, its lease and all their commands have in common.
 type target struct {
-	client RedisClient
-	values context.Context // the caller's values, for hooks; it never ends
-	key    any             // the key in Redis, as an argument
-	name   string          // the key as the caller gave it
+	locker *Locker
+	config *config
+	ctx    context.Context // the caller's
+	key    any             // the key in Redis, prefix included, ready to be an argument
+	base   instant         // what readings of the clock are relative to
+	timer  *time.Timer     // fills signal; of the acquisition, then of the watchdog, then of Release
+	signal chan struct{}   // an answer has come in, or the timer fired: look again
+}
+
+// name is the key as the caller gave it.
+func (t *target) name() string { return t.key.(string)[len(t.config.prefix):] }
+
+// now reads the clock.
+func (t *target) now() time.Duration {
+	return t.locker.clock.elapsed(t.base, t.config.margin/4)
+}
+
+// ring fills signal.
+func (t *target) ring() { signal(t.signal) }
+
+// command returns a command that is ready to run. Its context has ctx's values and ends when ctx does, but has no
+// deadline: a late answer is of use.
+func (t *target) command(ctx context.Context, o owner, k kind, token *token) *command {
+	return &command{target: t, ctx: ctx, owner: o, kind: k, token: token}
+}
+
+// deletion returns a command that gives back the key if the token holds it. The caller's context does not end it.
+func (t *target) deletion(o owner, token *token) *command {
+	ctx := t.ctx
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
+	return t.command(ctx, o, kindRelease, token)
 }
 
 // owner is whoever a command is sent for.
@@ -118,45 +151,44 @@ type owner interface {
 // starts, and when a command that nobody wants becomes one that Redis refuses. An error instead would make go-redis
 // close the connection and fail whatever else is in the same pipeline.
 //
-// A command is also the context that go-redis gets with it: the caller's values, no deadline, and an end when it is
-// withdrawn, so that it stops waiting for a connection.
+// A command is also the context that go-redis gets with it.
 type command struct {
 	*target
+	ctx    context.Context
 	owner  owner
-	kind   kind
-	stamp  []byte     // the last argument: the TTL, or '1' where there is none
 	token  *token     // the token it carries
-	fresh  token      // that token, for a command that may take the key
-	listed []*command // other commands whose tokens it also asks about, or deletes
+	listed []*command // other commands whose tokens it also asks about, or gives back
+	inline [6]any     // room for the arguments
 
 	// For the owner, which guards them.
-	next       *command      // in the owner's list of answers
-	began      time.Duration // when it was sent off
-	check      bool          // acquiring: only to see whether the script can be run
-	taken      bool          // acquiring: its answer has been taken into account
-	doubtful   time.Duration // acquiring: when its outcome became unknown
-	settled    bool          // acquiring: a later answer has said that its token does not hold the key
-	cleaned    bool          // acquiring: its token has been given back
-	arrived    bool          // holding: its answer has come in
-	manual     bool          // holding: a renewal that Renew asked for
-	waiter     chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
-	handedOver bool          // holding: the waiting call has to deliver the event of the loss that was found
+	next     *command      // in the owner's list of answers
+	began    time.Duration // when it was sent off
+	doubtful time.Duration // acquiring: when its outcome became unknown
+	waiter   chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
 
-	inline [6]any // room for the arguments
-
-	mu        sync.Mutex
-	writes    int           // how often it was really written
-	sent      time.Duration // the first time, by the owner's clock
-	withdrawn bool
-	done      chan struct{} // made by Done
+	mu   sync.Mutex
+	sent time.Duration // when it was first written, by the owner's clock
 
 	// The answer, fixed before the owner hears of it.
-	verdict verdict
-	code    int64 // settle: the index, or the PTTL in ms. renew, release: what the script returned
-	err     error // with failed and unknown
+	code int64 // settle: the index, or the PTTL in ms. renew, release: what the script returned
+	err  error // with failed and unknown
+
+	writes    int32 // how often it was really written; guarded by mu, like withdrawn
+	withdrawn bool
+	verdict   verdict
+	kind      kind
+	check     bool // acquiring: only to see whether the script can be run
+	taken     bool // acquiring: its answer has been taken into account
+	settled   bool // acquiring: a later answer has said that its token does not hold the key
+	cleaned   bool // acquiring: its token has been given back
+	arrived   bool // holding: its answer has come in
+	manual    bool // holding: a renewal that Renew asked for
+	handed    bool // holding: the waiting call has to deliver the event of the loss that was found
 }
 
 var (
+	settleArg, renewArg, releaseArg any = settleLua, renewLua, releaseLua
+
 	stampOne  = []byte("1")
 	stampZero = []byte("0")
 
@@ -192,7 +224,7 @@ func (c *command) run() {
 func (c *command) process() error {
 	if c.kind == kindSet {
 		cmd := redis.NewBoolCmd(c, c.arguments()...)
-		processed := c.client.Process(c, onceBool{cmd})
+		processed := c.locker.client.Process(c, onceBool{cmd})
 		acquired, err := cmd.Result()
 		if c.verdict = no; acquired {
 			c.verdict = yes
@@ -200,7 +232,7 @@ func (c *command) process() error {
 		return firstError(err, processed)
 	}
 	cmd := redis.NewCmd(c, c.arguments()...)
-	processed := c.client.Process(c, once{cmd})
+	processed := c.locker.client.Process(c, once{cmd})
 	reply, err := cmd.Result()
 	if err = firstError(err, processed); err != nil {
 		return err
@@ -228,15 +260,24 @@ func (c *command) arguments() []any {
 	return append(args, c.token, c)
 }
 
-func (c *command) script() string {
+// script is the text, as an argument.
+func (c *command) script() any {
 	switch c.kind {
 	case kindSettle:
-		return settleLua
+		return settleArg
 	case kindRenew:
-		return renewLua
+		return renewArg
 	default:
-		return releaseLua
+		return releaseArg
 	}
+}
+
+// stamp is the last argument: the TTL, or '1' where none is needed.
+func (c *command) stamp() []byte {
+	if c.kind == kindRelease {
+		return stampOne
+	}
+	return c.config.px
 }
 
 // read takes a script's reply apart.
@@ -343,9 +384,6 @@ func (c *command) withdrawLocked() {
 		return
 	}
 	c.withdrawn = true
-	if c.done != nil {
-		close(c.done)
-	}
 }
 
 // sentAt returns when c was first written, and whether it was.
@@ -376,43 +414,34 @@ func (c *command) MarshalBinary() ([]byte, error) {
 		c.sent = now
 	}
 	c.writes++
-	return c.stamp, nil
+	return c.stamp(), nil
 }
 
 // Format prints the last argument, for hooks that print or trace commands.
-func (c *command) Format(f fmt.State, _ rune) { _, _ = f.Write(c.stamp) }
+func (c *command) Format(f fmt.State, _ rune) { _, _ = f.Write(c.stamp()) }
 
 // Deadline implements [context.Context].
 func (c *command) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Done implements [context.Context].
-func (c *command) Done() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done == nil {
-		c.done = make(chan struct{})
-		if c.withdrawn {
-			close(c.done)
-		}
-	}
-	return c.done
-}
+func (c *command) Done() <-chan struct{} { return c.ctx.Done() }
 
 // Err implements [context.Context].
-func (c *command) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.withdrawn {
-		return context.Canceled
-	}
-	return nil
-}
+func (c *command) Err() error { return c.ctx.Err() }
 
 // Value implements [context.Context].
-func (c *command) Value(key any) any { return c.values.Value(key) }
+func (c *command) Value(key any) any { return c.ctx.Value(key) }
 
 // nobody owns the clean-ups: they are always wanted, and nobody waits for their answer.
 type nobody struct{}
 
 func (nobody) wanted(*command) (time.Duration, bool) { return 0, true }
 func (nobody) answered(*command)                     {}
+
+// signal fills a channel of capacity 1 that somebody waits on. A nil channel stands for nobody.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -34,7 +34,7 @@ type schedule struct {
 	good    time.Duration // when the last confirmed command was sent
 	renewAt time.Duration // when the next renewal is due
 	count   int           // confirmed renewals of the watchdog
-	tries   int           // refused renewals since the last confirmed one
+	tries   int32         // refused renewals since the last confirmed one
 	stopped bool          // the caller's context has ended: nothing more is due
 }
 
@@ -95,15 +95,13 @@ func (s *schedule) wake(now time.Duration, inFlight int) time.Duration {
 
 // watch is the watchdog, the one goroutine of a lease. It calls nothing that can block.
 func (l *Lease) watch() {
+	defer l.watchdog.Done()
 	for {
 		pause, held := l.renewIfDue()
 		if !held {
 			return
 		}
 		l.timer.Reset(pause)
-		select {
-		case <-l.timer.C:
-		case <-l.wake:
-		}
+		<-l.signal
 	}
 }
