@@ -1,0 +1,41 @@
+package redislease
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Skew moves the clocks that a Locker reads, as a suspended machine or an operator does.
+type Skew struct {
+	Monotonic, Wall, Boot atomic.Int64 // nanoseconds
+	NoBoot                atomic.Bool  // as on a system without such a clock
+}
+
+// Suspend lets d pass on the clocks that run while a machine is suspended.
+func (s *Skew) Suspend(d time.Duration) {
+	s.Wall.Add(int64(d))
+	s.Boot.Add(int64(d))
+}
+
+// SetSkew makes k read its clocks through s.
+func SetSkew(k *Locker, s *Skew) {
+	since := k.clock.since
+	k.clock.since = func(base instant) (monotonic, wall time.Duration) {
+		monotonic, wall = since(base)
+		return monotonic + time.Duration(s.Monotonic.Load()), wall + time.Duration(s.Wall.Load())
+	}
+	k.clock.boot = func() (time.Duration, bool) {
+		// In a bubble the system's own is not faked, so this one follows the bubble's time.
+		return time.Duration(time.Now().UnixNano() + s.Boot.Load()), !s.NoBoot.Load()
+	}
+}
+
+// SetRandom makes k draw its jitter from f.
+func SetRandom(k *Locker, f func() float64) { k.clock.random = f }
+
+// InFlight returns how many renewals of l are in flight.
+func InFlight(l *Lease) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.flights)
+}
