@@ -273,7 +273,7 @@ func (a *asking) send(now time.Duration) {
 	a.asked = true
 	a.taking = append(a.taking, c)
 	a.dispatch(now, c)
-	a.sendAt = later(now, a.config.silence())
+	a.sendAt = later(now, a.config.haste())
 }
 
 // check runs the renew and the release script with a token that nobody has, so that a server, a proxy or a user
@@ -291,7 +291,7 @@ func (a *asking) check(now time.Duration) {
 		}
 		a.dispatch(now, c)
 	}
-	a.sendAt = later(now, a.config.silence())
+	a.sendAt = later(now, a.config.haste())
 }
 
 func (a *asking) dispatch(now time.Duration, c *command) {

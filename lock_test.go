@@ -176,7 +176,10 @@ func TestRenewConfirmsExtendsAndFindsALoss(t *testing.T) {
 		require.ErrorIs(t, l.Renew(dead), context.Canceled)
 		require.NoError(t, l.Err(), "as it was")
 
-		require.NoError(t, w.operator.Del(ctx, "orders").Err())
+		r.wait(t, redislease.EventRenewed)
+
+		l = acquire(t, k, "gone")
+		require.NoError(t, w.operator.Del(ctx, "gone").Err())
 		require.ErrorIs(t, l.Renew(ctx), redislease.ErrGone)
 		require.ErrorIs(t, l.Err(), redislease.ErrGone)
 		require.ErrorIs(t, context.Cause(l.Context()), redislease.ErrGone)

@@ -193,10 +193,12 @@ func (c *config) byDefault(s setting) string {
 // useful is the useful life of a lease that was just sent for.
 func (c *config) useful() time.Duration { return c.ttl - c.margin }
 
-// silence is after how long without an answer another command is sent beside the first.
-func (c *config) silence() time.Duration {
-	return min(max(c.ttl/10, 50*time.Millisecond), time.Second)
-}
+// silence is after how long without an answer another renewal is sent beside the first. Three that are a tenth of the
+// TTL apart keep a lease whose every answer is late by half a TTL; closer together they would not.
+func (c *config) silence() time.Duration { return max(c.ttl/10, 50*time.Millisecond) }
+
+// haste is the same for an acquisition, whose caller is waiting.
+func (c *config) haste() time.Duration { return min(c.silence(), time.Second) }
 
 // patience is for how long an acquisition waits for any answer before it counts that as a failure.
 func (c *config) patience() time.Duration { return min(c.useful(), 5*time.Second) }

@@ -1,0 +1,469 @@
+package redislease_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redislease/redislease"
+)
+
+// bubble runs a test in which hours pass in milliseconds, with a server and a client whose network the test decides
+// about. A goroutine that is left behind fails it.
+func bubble(t *testing.T, test func(t *testing.T, b *bubbled)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		b := &bubbled{T: t, start: time.Now()}
+		b.redis = redis.NewClient(&redis.Options{
+			Addr:            "127.0.0.1:1", // a name would be looked up outside of the bubble
+			Dialer:          func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
+			PoolSize:        100, // waiting for a turn uses timers from outside of the bubble
+			DisableIdentity: true,
+			MinRetryBackoff: -1,
+		})
+		b.operator = b.redis
+		client := &hooked{b}
+		b.client = client
+		defer m.Close()
+		defer func() { _ = b.redis.Close() }()
+		test(t, b)
+		b.fault(nil)
+		synctest.Wait()
+	})
+}
+
+// bubbled is a server in a bubble.
+type bubbled struct {
+	*testing.T
+	redis    *redis.Client
+	operator *redis.Client
+	client   redislease.RedisClient // for Lockers: its commands are logged and meet the fault
+	start    time.Time
+
+	mu   sync.Mutex
+	hook func(what string, execute func() error) error
+	log  []sent
+}
+
+// sent is a command that a Locker sent: "set", "settle", "renew" or "release".
+type sent struct {
+	what string
+	at   time.Duration // since the start
+}
+
+type hooked struct{ b *bubbled }
+
+func (h *hooked) Process(ctx context.Context, cmd redis.Cmder) error {
+	what := nameOf(cmd)
+	h.b.mu.Lock()
+	h.b.log = append(h.b.log, sent{what, h.b.now()})
+	hook := h.b.hook
+	h.b.mu.Unlock()
+	execute := func() error { return h.b.redis.Process(ctx, cmd) }
+	if hook == nil {
+		return execute()
+	}
+	err := hook(what, execute)
+	if err != nil {
+		cmd.SetErr(err)
+	}
+	return err
+}
+
+// nameOf tells the library's commands apart, as one who watches the network can.
+func nameOf(cmd redis.Cmder) string {
+	if cmd.Name() != "eval" {
+		return cmd.Name()
+	}
+	script, _ := cmd.Args()[1].(string)
+	return scriptName(script)
+}
+
+func scriptName(script string) string {
+	switch {
+	case strings.Contains(script, "PEXPIRE"):
+		return "renew"
+	case strings.Contains(script, "DEL"):
+		return "release"
+	default:
+		return "settle"
+	}
+}
+
+// fault makes f decide about each command of a Locker from now on.
+func (b *bubbled) fault(f func(what string, execute func() error) error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hook = f
+}
+
+func (b *bubbled) now() time.Duration { return time.Since(b.start) }
+
+// sent returns when commands of the kind were sent, from a time on.
+func (b *bubbled) sent(what string, from time.Duration) (at []time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.log {
+		if s.what == what && s.at >= from {
+			at = append(at, s.at)
+		}
+	}
+	return at
+}
+
+// locker returns a Locker that has run its checks, so that a test sees only what it causes.
+func (b *bubbled) locker(opts ...redislease.LockerOption) *redislease.Locker {
+	k := newLocker(b, b.client, opts...)
+	l, err := k.TryAcquire(context.Background(), "check")
+	require.NoError(b, err)
+	require.NoError(b, l.Release())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.log = nil
+	return k
+}
+
+func (b *bubbled) acquire(k *redislease.Locker, opts ...redislease.Option) *redislease.Lease {
+	l, err := k.TryAcquire(context.Background(), "orders", opts...)
+	require.NoError(b, err)
+	return l
+}
+
+func (b *bubbled) get(key string) string { return b.redis.Get(context.Background(), key).Val() }
+
+var (
+	errReset    = errors.New("connection reset by peer")
+	errReadonly = redisError("READONLY You can't write against a read only replica.")
+)
+
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+func (redisError) RedisError()     {}
+
+func TestRenewalsKeepTheirCadenceForHours(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		l := b.acquire(k, redislease.WithMaxHold(redislease.NoMaxHold))
+		begun := b.now()
+		for range 6 * 360 {
+			time.Sleep(5 * time.Second)
+			require.NoError(t, l.Err())
+			require.Greater(t, b.operator.PTTL(context.Background(), "orders").Val(), 19*time.Second)
+		}
+		renewals := b.sent("renew", begun)
+		require.InDelta(t, 3*3600/9.4, len(renewals), 40)
+		gaps := map[time.Duration]bool{}
+		for i, at := range renewals {
+			gap := at - begun
+			if i > 0 {
+				gap = at - renewals[i-1]
+			}
+			require.LessOrEqual(t, gap, 10*time.Second, "jitter only makes a renewal earlier")
+			require.GreaterOrEqual(t, gap, 10*time.Second*7/8)
+			gaps[gap.Truncate(time.Millisecond)] = true
+		}
+		require.Greater(t, len(gaps), 200, "renewals are spread")
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestAFailedRenewalIsRepeatedWhileTrustLasts(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var r record
+		k := b.locker(redislease.WithObserver(r.observe))
+		l := b.acquire(k)
+		b.fault(func(string, func() error) error { return errReset })
+		time.Sleep(26 * time.Second)
+		require.NoError(t, l.Err())
+		tries := b.sent("renew", 0)
+		for i := 1; i < len(tries); i++ {
+			require.LessOrEqual(t, tries[i]-tries[i-1], 30*time.Second/20, "never later than a twentieth of the TTL")
+			require.GreaterOrEqual(t, tries[i]-tries[i-1], 40*time.Millisecond, "never a tight loop")
+		}
+		require.Greater(t, len(tries), 10)
+		b.fault(nil)
+		time.Sleep(time.Minute)
+		require.NoError(t, l.Err())
+		require.NoError(t, l.Release())
+		require.Contains(t, r.kinds(), redislease.EventRenewFailed)
+		require.NotContains(t, r.kinds(), redislease.EventLost)
+	})
+}
+
+func TestALeaseThatIsNotConfirmedIsLostAtTheEndOfTrustAndNotEarlier(t *testing.T) {
+	for name, fault := range map[string]func(string, func() error) error{
+		"reset":    func(string, func() error) error { return errReset },
+		"readonly": func(string, func() error) error { return errReadonly },
+		"silent":   func(string, func() error) error { time.Sleep(5 * time.Minute); return errReset },
+		"panic":    func(string, func() error) error { panic("a hook") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bubbled) {
+				var r record
+				k := b.locker(redislease.WithObserver(r.observe))
+				sentAt := b.now()
+				l := b.acquire(k)
+				b.fault(fault)
+				<-l.Context().Done()
+				require.Equal(t, sentAt+27*time.Second, b.now(), "the margin before the key can expire, to the nanosecond")
+				require.Equal(t, l.Token(), b.get("orders"), "nobody else can have it yet")
+				cause := context.Cause(l.Context())
+				require.ErrorIs(t, cause, redislease.ErrUnconfirmed)
+				require.ErrorIs(t, cause, redislease.ErrLost)
+				var lost *redislease.LostError
+				require.ErrorAs(t, cause, &lost)
+				require.Error(t, lost.Err)
+				if name == "readonly" {
+					require.ErrorIs(t, cause, errReadonly)
+				}
+				end := b.now()
+				time.Sleep(10 * time.Minute)
+				require.Empty(t, b.sent("renew", end+1), "nothing is sent for a lease that has ended")
+				require.Empty(t, b.get("orders"))
+				require.Equal(t, redislease.EventLost, r.all()[len(r.all())-1].Kind)
+				require.Equal(t, 27*time.Second, r.all()[len(r.all())-1].Held)
+			})
+		})
+	}
+}
+
+func TestSilentRenewalsAreJoinedByAtMostTwoOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		l := b.acquire(b.locker())
+		hang := make(chan struct{})
+		b.fault(func(string, func() error) error { <-hang; return errReset })
+		time.Sleep(26 * time.Second)
+		at := b.sent("renew", 0)
+		require.Len(t, at, 3)
+		require.Equal(t, 3, redislease.InFlight(l))
+		require.Equal(t, 3*time.Second, at[1]-at[0], "a tenth of the TTL")
+		require.Equal(t, 3*time.Second, at[2]-at[1])
+		b.fault(nil)
+		close(hang)
+		time.Sleep(time.Minute)
+		require.NoError(t, l.Err())
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestRepliesThatAreLateByHalfATTLLoseNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		l := b.acquire(k, redislease.WithMaxHold(redislease.NoMaxHold))
+		b.fault(func(what string, execute func() error) error {
+			defer time.Sleep(15 * time.Second)
+			return execute()
+		})
+		time.Sleep(6 * time.Hour)
+		require.NoError(t, l.Err())
+		b.fault(nil)
+		require.NoError(t, l.Release())
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestAnAnswerCountsFromItsOwnSendHoweverLate(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		redislease.SetRandom(k, func() float64 { return 0 })
+		sentAt := b.now()
+		l := b.acquire(k)
+		var n atomic.Int32
+		b.fault(func(what string, execute func() error) error {
+			if n.Add(1) == 1 {
+				defer time.Sleep(16 * time.Second) // sent at 10, answered at 26
+				return execute()
+			}
+			time.Sleep(time.Hour)
+			return errReset
+		})
+		time.Sleep(26*time.Second + time.Millisecond)
+		require.Equal(t, b.start.Add(sentAt+37*time.Second), l.Until())
+		<-l.Context().Done()
+		require.Equal(t, sentAt+37*time.Second, b.now())
+		time.Sleep(2 * time.Hour)
+	})
+}
+
+func TestTheLongestHoldIsOneHourUnlessSaidOtherwise(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		sentAt := b.now()
+		l := b.acquire(b.locker())
+		<-l.Context().Done()
+		require.Equal(t, sentAt+time.Hour, b.now())
+		require.ErrorIs(t, l.Err(), redislease.ErrMaxHold)
+		require.ErrorIs(t, l.Renew(context.Background()), redislease.ErrMaxHold)
+		time.Sleep(30 * time.Second)
+		require.Empty(t, b.get("orders"), "the key lapses within a TTL")
+		require.Empty(t, b.sent("renew", sentAt+time.Hour))
+	})
+}
+
+func TestTheWatchdogRenewsNoMoreThanItMay(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		redislease.SetRandom(k, func() float64 { return 0 })
+		sentAt := b.now()
+		l := b.acquire(k, redislease.WithMaxRenewals(3))
+		time.Sleep(45 * time.Second)
+		require.NoError(t, l.Renew(context.Background()), "does not count")
+		<-l.Context().Done()
+		require.Equal(t, sentAt+(45+27)*time.Second, b.now())
+		require.ErrorIs(t, l.Err(), redislease.ErrMaxHold)
+		require.Len(t, b.sent("renew", 0), 4)
+
+		sentAt = b.now()
+		require.ErrorIs(t, l.Release(), redislease.ErrMaxHold)
+		l = b.acquire(k, redislease.WithMaxRenewals(0))
+		<-l.Context().Done()
+		require.Equal(t, sentAt+27*time.Second, b.now())
+		require.ErrorIs(t, l.Err(), redislease.ErrMaxHold)
+		require.Empty(t, b.sent("renew", sentAt))
+	})
+}
+
+func TestWhenTheCallersContextEndsRenewingStopsAndTrustRunsOut(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var r record
+		k := b.locker(redislease.WithObserver(r.observe))
+		why := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(context.Background())
+		sentAt := b.now()
+		l, err := k.TryAcquire(ctx, "orders")
+		require.NoError(t, err)
+		time.Sleep(5 * time.Second)
+		cancel(why)
+		require.Equal(t, why, context.Cause(l.Context()))
+		time.Sleep(22*time.Second - 1)
+		require.NoError(t, l.Err(), "a write may still land")
+		require.Empty(t, b.sent("renew", 0))
+		time.Sleep(1)
+		require.ErrorIs(t, l.Err(), redislease.ErrUnconfirmed)
+		require.ErrorIs(t, l.Err(), why)
+		require.Equal(t, why, context.Cause(l.Context()), "the first cause stays")
+		require.Equal(t, sentAt+27*time.Second, b.now())
+		require.ErrorIs(t, l.Release(), redislease.ErrUnconfirmed)
+		require.Empty(t, b.get("orders"))
+		time.Sleep(time.Second)
+		require.Equal(t, redislease.EventLost, r.all()[len(r.all())-1].Kind)
+	})
+}
+
+func TestTheScheduleStartsAnewFromAManualRenewal(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		redislease.SetRandom(k, func() float64 { return 0 })
+		sentAt := b.now()
+		l := b.acquire(k)
+		time.Sleep(5 * time.Second)
+		require.NoError(t, l.Renew(context.Background()))
+		time.Sleep(11 * time.Second)
+		require.Equal(t, []time.Duration{sentAt + 5*time.Second, sentAt + 15*time.Second}, b.sent("renew", 0))
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestRenewIsBoundedByItsContextAndByTrust(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		sentAt := b.now()
+		l := b.acquire(b.locker())
+		b.fault(func(_ string, execute func() error) error { time.Sleep(time.Hour); return errReset })
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		err := l.Renew(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, redislease.ErrLost)
+		require.Equal(t, sentAt+time.Second, b.now())
+		require.NoError(t, l.Err())
+
+		require.ErrorIs(t, l.Renew(context.Background()), redislease.ErrUnconfirmed)
+		require.Equal(t, sentAt+27*time.Second, b.now())
+		time.Sleep(2 * time.Hour)
+	})
+}
+
+func TestARenewalWhoseAnswerNobodyKnowsIsNotConfirmed(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		l := b.acquire(b.locker())
+		b.fault(func(_ string, execute func() error) error { _ = execute(); return errReset })
+		err := l.Renew(context.Background())
+		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.ErrorIs(t, err, errReset)
+		b.fault(func(_ string, execute func() error) error { return errReset })
+		err = l.Renew(context.Background())
+		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown, "it was never written")
+		require.ErrorIs(t, err, errReset)
+		b.fault(nil)
+		require.NoError(t, l.Renew(context.Background()))
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestALockerMadeUsedAndReleasedLeavesABubbleEmpty(t *testing.T) {
+	for range 100 {
+		bubble(t, func(t *testing.T, b *bubbled) {
+			k := b.locker()
+			require.NoError(t, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error {
+				time.Sleep(time.Minute)
+				return nil
+			}))
+		})
+	}
+}
+
+func TestASuspendedMachineFindsOutByItself(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var s redislease.Skew
+		k := b.locker()
+		redislease.SetSkew(k, &s)
+		asked := b.acquire(k)
+		s.Suspend(27 * time.Second)
+		require.ErrorIs(t, asked.Err(), redislease.ErrUnconfirmed, "at once, where somebody asks")
+		require.ErrorIs(t, asked.Release(), redislease.ErrUnconfirmed)
+
+		watched := b.acquire(k)
+		at := b.now()
+		time.Sleep(time.Second)
+		s.Suspend(time.Hour / 4)
+		<-watched.Context().Done()
+		require.LessOrEqual(t, b.now()-at, 5*time.Second, "within half a renewal interval where nobody does")
+		require.ErrorIs(t, watched.Release(), redislease.ErrUnconfirmed)
+	})
+}
+
+func TestAStepOfTheWallClockLosesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var s redislease.Skew
+		k := b.locker()
+		redislease.SetSkew(k, &s)
+		l := b.acquire(k)
+		for _, step := range []time.Duration{time.Hour, -3 * time.Hour, 2 * time.Hour, time.Second} {
+			s.Wall.Add(int64(step))
+			require.NoError(t, l.Err())
+			time.Sleep(40 * time.Second)
+			require.NoError(t, l.Err())
+		}
+		require.NoError(t, l.Release())
+
+		s.NoBoot.Store(true)
+		l = b.acquire(k)
+		s.Wall.Add(-int64(time.Hour))
+		require.NoError(t, l.Err(), "a step back gives no extra life: the monotonic clock goes on")
+		s.Wall.Add(int64(2 * time.Hour))
+		require.ErrorIs(t, l.Err(), redislease.ErrUnconfirmed, "without a clock that decides, the greater counts")
+		require.ErrorIs(t, l.Release(), redislease.ErrUnconfirmed)
+	})
+}
