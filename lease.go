@@ -252,6 +252,8 @@ func (l *Lease) renewed(ctx context.Context, c *command) error {
 // ours any more; an error that matches [ErrOutcomeUnknown] if Redis did not answer, in which case the key lapses by
 // itself; and else the error by which Redis or the client refused.
 //
+// A deferred Release drops what it returns; the observer sees it all the same, and Do returns it.
+//
 // Concurrent calls share one result. Once it is definite, further calls return it without asking Redis; after a
 // refusal or an unknown outcome another call may send one more command, and returns nil if the key is no longer ours.
 func (l *Lease) Release() error {

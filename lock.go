@@ -133,8 +133,9 @@ func (k *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*L
 //
 // If they allow no longer it returns what the last answer said: an error that matches [ErrNotAcquired],
 // [ErrOutcomeUnknown], or an error of Redis; if ctx ended it, its cause is joined, and otherwise no error of package
-// context matches. It rides out a Redis that refuses or does not answer; if it has no bound at all, only until three
-// failures in a row.
+// context matches. It rides out a Redis that refuses or does not answer for as long as it may. Without a bound, neither
+// a deadline nor WithAcquireTimeout, three failures in a row end it: a refusal, which may come in milliseconds, or
+// silence for the smaller of 5 s and TTL − margin.
 func (k *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return k.checkedAcquire(ctx, key, true, opts)
 }
@@ -179,39 +180,39 @@ func (k *Locker) do(ctx context.Context, key string, waiting bool, fn func(conte
 	if err != nil {
 		return err
 	}
-	var held error
+	var lost error
+	var over time.Duration
 	err = func() error {
-		defer func() { held = lease.doneWith() }()
+		defer func() { lost, over = lease.doneWith() }()
 		return fn(lease.Context(), lease)
 	}()
 	switch {
-	case held == nil:
+	case lost == nil:
 		return err
 	case err == nil:
-		return held
-	default:
-		return errors.Join(err, held)
+		err = lost
+	case !errors.Is(err, lost): // a function does well to return the loss
+		err = errors.Join(err, lost)
 	}
+	if over > 0 {
+		err = fmt.Errorf("%w; the function returned %v after the end of trust", err, over)
+	}
+	return err
 }
 
-// doneWith releases a lease that its function has returned from, and returns an error unless it was held up to then.
-func (l *Lease) doneWith() error {
-	held := l.Err()
+// doneWith releases a lease that its function has returned from. It returns an error unless the lease was held up to
+// then, and by how much the function overran the end of trust.
+func (l *Lease) doneWith() (lost error, over time.Duration) {
+	lost = l.Err()
 	returned := l.now()
 	result := l.release()
-	switch {
-	case held == nil && result.lost == nil:
-		return nil
-	case errors.Is(held, ErrReleased):
-		return held
-	case held == nil:
-		held = result.lost
+	if lost == nil && result.lost != nil {
+		lost = result.lost
 	}
-	l.mu.Lock()
-	over := returned - l.schedule.end()
-	l.mu.Unlock()
-	if over > 0 {
-		return fmt.Errorf("%w; the function returned %v after the end of trust", held, over.Round(time.Microsecond))
+	if errors.Is(lost, ErrLost) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		over = returned - l.schedule.end()
 	}
-	return held
+	return lost, over
 }

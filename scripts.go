@@ -28,32 +28,32 @@ if type(held) == 'table' and not foreign then return held end
 	// settleLua finds out what became of earlier tries, and takes the key if it is free.
 	// ARGV: the unanswered tokens, a new token, the TTL in ms.
 	// Returns {1, i}: the i-th token, from 1, holds the key. {1, 0}: it was free and is now the new token's.
-	// {0, pttl}: it is another's, for pttl ms more (0, -1 and -2 are no times).
+	// {0, pttl}: it is another's, for pttl ms more; 0, -1 and -2 are no times.
 	settleLua = refuseLua + `
 if held then
   for i = 1, #ARGV - 1 do
     if not foreign and held == ARGV[i] then return {1, i} end
   end
-  return {0, redis.call('PTTL', KEYS[1])}
+  local pttl = redis.pcall('PTTL', KEYS[1])
+  return {0, type(pttl) == 'number' and pttl or -1}
 end
 redis.call('SET', KEYS[1], ARGV[#ARGV - 1], 'PX', ARGV[#ARGV])
 return {1, 0}`
 
 	// renewLua extends the key if it is still ours. ARGV: the token, the TTL in ms.
 	// Returns 1: extended. 0: the key is gone. -1: it is another's.
+	// Without a key the command runs, too: a user who may not is found out by the first acquisition.
 	renewLua = refuseLua + `
-if not held then return 0 end
-if foreign or held ~= ARGV[1] then return -1 end
+if foreign or held and held ~= ARGV[1] then return -1 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])`
 
 	// releaseLua deletes the key if one of the tokens holds it. ARGV: the tokens, '1'.
 	// Returns 1: deleted. 0: the key was gone. -1: it is another's.
 	releaseLua = refuseLua + `
-if not held then return 0 end
-for i = 1, #ARGV - 1 do
-  if not foreign and held == ARGV[i] then return redis.call('DEL', KEYS[1]) end
-end
-return -1`
+local ours = not held
+for i = 1, #ARGV - 1 do ours = ours or held == ARGV[i] end
+if not ours then return -1 end
+return redis.call('DEL', KEYS[1])`
 )
 
 // verdict is what is known about a command after its answer.
