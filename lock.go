@@ -183,7 +183,7 @@ func (k *Locker) do(ctx context.Context, key string, waiting bool, fn func(conte
 	var lost error
 	var over time.Duration
 	err = func() error {
-		defer func() { lost, over = lease.doneWith() }()
+		defer func() { over, lost = lease.doneWith() }()
 		return fn(lease.Context(), lease)
 	}()
 	switch {
@@ -202,7 +202,7 @@ func (k *Locker) do(ctx context.Context, key string, waiting bool, fn func(conte
 
 // doneWith releases a lease that its function has returned from. It returns an error unless the lease was held up to
 // then, and by how much the function overran the end of trust.
-func (l *Lease) doneWith() (lost error, over time.Duration) {
+func (l *Lease) doneWith() (over time.Duration, lost error) {
 	lost = l.Err()
 	returned := l.now()
 	result := l.release()
@@ -214,5 +214,5 @@ func (l *Lease) doneWith() (lost error, over time.Duration) {
 		defer l.mu.Unlock()
 		over = returned - l.schedule.end()
 	}
-	return lost, over
+	return over, lost
 }
