@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -32,14 +33,15 @@ type asking struct {
 	checked  [2]bool       // the renew and the release script have been answered
 	asked    bool          // a command that may take the key has been sent
 	held     bool          // the last answer was that another holds the key, and nothing has been sent since
-	polling  bool          // then: sendAt is the time of the next poll
+	polling  bool          // then: nothing is waited for, and sendAt is the time of the next poll
 	last     lastAnswer    // what the last answer said
 	lastErr  error         // the last error
 	pttl     time.Duration // how long the other's key will live, if above 0
 	sendAt   time.Duration // when the next command is due
 	quiet    time.Duration // since when there has been no answer
 	attempt  int           // pauses so far
-	failures int           // in a row
+	failures int           // in a row; commands that were in flight together fail together
+	failedAt time.Duration // the last of them
 	heldAt   time.Duration // when another was first found to hold the key; forever: not yet
 	winner   *command      // its token holds the key
 }
@@ -118,12 +120,13 @@ func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting boo
 }
 
 // run is the loop of the caller's goroutine: take what has been answered, decide, send, wait.
-func (a *asking) run() (*Lease, error) {
+func (a *asking) run() (lease *Lease, err error) {
 	if a.ctx.Err() != nil {
 		return nil, context.Cause(a.ctx)
 	}
 	a.signal = make(chan struct{}, 1)
 	a.timer = time.AfterFunc(a.bound, a.ring)
+	defer a.end()
 	for {
 		now := a.now()
 		a.take(now)
@@ -169,34 +172,48 @@ func (a *asking) limit() time.Duration {
 // decided returns how the acquisition ends now without a lease, or nil if it goes on.
 func (a *asking) decided(now time.Duration) error {
 	if a.held {
-		for _, c := range a.inFlight {
-			c.withdraw()
-		}
+		a.withdraw()
 	}
 	if len(a.inFlight) > 0 && now-a.quiet >= a.config.patience() {
-		a.failures, a.quiet = a.failures+1, now
+		a.quiet = now
+		a.countFailure(now, now)
 	}
-	known := len(a.inFlight) == 0 && !a.inDoubt()
-	switch {
-	case a.waiting:
-		if _, ok := a.ctx.Deadline(); !ok && a.bound == forever && a.failures >= mostFailures {
-			return a.giveUp(nil)
-		}
-		if known && a.held && !a.polling {
-			a.polling, a.sendAt = true, later(now, a.pause())
-		}
-	case known && a.held:
+	switch open, doubt := a.outstanding(now), a.inDoubt(); {
+	case a.unbounded() && a.failures >= mostFailures:
+		return a.giveUp(nil)
+	case open:
+		return nil
+	case a.held && !doubt && !a.waiting:
 		return ErrNotAcquired
-	case known && a.last == answerError:
+	case a.held && !a.polling:
+		a.polling, a.sendAt = true, later(now, a.pause())
+	case a.last == answerError && !doubt && !a.waiting:
 		return a.lastErr
 	}
 	return nil
 }
 
-// inDoubt: a command was sent that may have taken the key, its own answer will not come, and no later one has told.
+// unbounded: nothing but an answer ends the acquisition.
+func (a *asking) unbounded() bool {
+	_, ok := a.ctx.Deadline()
+	return a.waiting && !ok && a.bound == forever
+}
+
+// outstanding: a command that may take the key was written, and its answer may still come. One that is older than a
+// TTL is not waited for.
+func (a *asking) outstanding(now time.Duration) bool {
+	for _, c := range a.taking {
+		if _, sent := c.sentAt(); sent && !c.taken && now-c.began < a.config.ttl {
+			return true
+		}
+	}
+	return false
+}
+
+// inDoubt: a command was written that may have taken the key, its own answer will not come, and no later one has told.
 func (a *asking) inDoubt() bool {
 	for _, c := range a.taking {
-		if c.taken && c.verdict == unknown && !c.settled {
+		if c.taken && !c.settled {
 			return true
 		}
 	}
@@ -205,7 +222,7 @@ func (a *asking) inDoubt() bool {
 
 // maySend: there is something to ask, and not too much of it in flight.
 func (a *asking) maySend(now time.Duration) bool {
-	if a.held && len(a.inFlight) > 0 {
+	if a.held && !a.polling {
 		return false // what was written is waited for, and nothing sent beside it
 	}
 	return a.silent(now) < mostInFlight
@@ -262,12 +279,12 @@ func (a *asking) send(now time.Duration) {
 	c := &a.first
 	if a.asked {
 		c = a.command(a.ctx, a.acquisition, kindSettle, new(token))
-		c.listed = a.listed(now)
+		c.listed = a.listed()
 	} else {
 		c.target, c.ctx, c.owner, c.kind, c.token = a.target, a.ctx, a.acquisition, kindSet, &a.token
 	}
 	if err := newToken(c.token); err != nil {
-		a.fail(now, answerError, err)
+		a.noToken(now, err)
 		return
 	}
 	a.asked = true
@@ -286,12 +303,18 @@ func (a *asking) check(now time.Duration) {
 		c := a.command(a.ctx, a.acquisition, k, new(token))
 		c.check = true
 		if err := newToken(c.token); err != nil {
-			a.fail(now, answerError, err)
+			a.noToken(now, err)
 			return
 		}
 		a.dispatch(now, c)
 	}
 	a.sendAt = later(now, a.config.haste())
+}
+
+// noToken: without a random source nothing is sent.
+func (a *asking) noToken(now time.Duration, err error) {
+	a.last = answerError
+	a.fail(now, &command{err: err, began: now})
 }
 
 func (a *asking) dispatch(now time.Duration, c *command) {
@@ -305,15 +328,17 @@ func (a *asking) dispatch(now time.Duration, c *command) {
 }
 
 // listed returns the commands whose tokens the settling script is asked about: the newest whose own answer is not
-// known. One that was sent more than two TTLs ago is not worth asking about.
-func (a *asking) listed(now time.Duration) []*command {
-	recent := a.taking[:0:0]
-	for _, c := range a.taking {
-		if now-c.began < later(a.config.ttl, a.config.ttl) {
-			recent = append(recent, c)
-		}
+// known.
+func (a *asking) listed() []*command {
+	return slices.Clone(a.taking[max(0, len(a.taking)-mostListed):])
+}
+
+// forget drops what was sent off two TTLs ago: whatever it took has lapsed, unless it is executed later still. A late
+// Yes is heard all the same.
+func (a *asking) forget(now time.Duration) {
+	for len(a.taking) > 0 && now-a.taking[0].began >= later(a.config.ttl, a.config.ttl) {
+		a.taking = a.taking[1:]
 	}
-	return recent[max(0, len(recent)-mostListed):]
 }
 
 // take takes the answers that have come in, oldest first.
@@ -329,6 +354,7 @@ func (a *asking) take(now time.Duration) {
 	for ; oldest != nil; oldest = oldest.next {
 		a.learn(now, oldest)
 	}
+	a.forget(now)
 }
 
 // learn takes one answer into account.
@@ -354,27 +380,30 @@ func (a *asking) learn(now time.Duration, c *command) {
 		a.learnNo(now, c)
 	case c.verdict == failed:
 		a.taking = without(a.taking, c)
-		a.fail(now, answerError, c.err)
+		a.last = answerError
+		a.fail(now, c)
 	default:
 		c.doubtful = now
-		a.fail(now, answerNone, c.err)
+		if a.fail(now, c); a.failures == 1 {
+			a.sendAt = now // it is settled at once
+		}
 	}
 }
 
 // learnCheck: an error reply is Redis' answer even if nobody knows what it means, since nothing can have been taken.
 func (a *asking) learnCheck(now time.Duration, c *command) {
-	switch {
-	case c.verdict == yes || c.verdict == no:
-		a.failures = 0
-		a.checked[c.kind-kindRenew] = true
-		if a.checked[0] && a.checked[1] {
-			a.locker.checked.Store(true)
-			a.sendAt = now
+	if c.verdict == failed || c.verdict == unknown {
+		if c.verdict == failed || isReply(c.err) {
+			a.last = answerError
 		}
-	case c.verdict == failed || isReply(c.err):
-		a.fail(now, answerError, c.err)
-	default:
-		a.fail(now, answerNone, c.err)
+		a.fail(now, c)
+		return
+	}
+	a.failures = 0
+	a.checked[c.kind-kindRenew] = true
+	if a.checked[0] && a.checked[1] {
+		a.locker.checked.Store(true)
+		a.sendAt = now
 	}
 }
 
@@ -387,26 +416,28 @@ func (a *asking) learnNo(now time.Duration, c *command) {
 			other.settled = true
 		}
 	}
-	a.held, a.last, a.failures = true, answerHeld, 0
+	a.held, a.polling, a.last, a.failures = true, false, answerHeld, 0
 	a.heldAt = min(a.heldAt, now)
-	a.sendAt = now
 	if a.pttl = 0; c.kind == kindSettle && c.code < int64(forever/time.Millisecond) {
 		a.pttl = time.Duration(c.code) * time.Millisecond
 	}
 }
 
-// fail takes note of an answer that says nothing about the key. The first time that an outcome is unknown it is
-// settled at once.
-func (a *asking) fail(now time.Duration, what lastAnswer, err error) {
-	a.held, a.lastErr = false, err
-	if what == answerError {
-		a.last = answerError
+// fail takes note of an answer that says nothing about who holds the key.
+func (a *asking) fail(now time.Duration, c *command) {
+	a.held, a.lastErr = false, c.err
+	if a.countFailure(now, c.began) {
+		a.sendAt = later(now, a.pause())
 	}
-	if a.failures++; a.failures == 1 && what == answerNone {
-		a.sendAt = now
-		return
+}
+
+// countFailure counts what began after the last failure that was counted.
+func (a *asking) countFailure(now, began time.Duration) bool {
+	if a.failures > 0 && began < a.failedAt {
+		return false
 	}
-	a.sendAt = later(now, a.pause())
+	a.failures, a.failedAt = a.failures+1, now
+	return true
 }
 
 // holds: Redis says that c's token holds the key. If it has said so of two, the one sent first is over.
@@ -418,10 +449,10 @@ func (a *asking) holds(c *command) {
 	if over.sentTime() > c.sentTime() {
 		a.winner, over = over, c
 	}
-	a.mu.Lock()
-	over.cleaned = true
-	a.mu.Unlock()
-	go a.cleanUp(over).run()
+	a.taking = without(a.taking, over)
+	if a.claim(over) {
+		go a.cleanUp(over).run()
+	}
 }
 
 // grant makes a lease of a key that is ours, if there is enough trust left or Redis confirms it once more. Without a
@@ -433,81 +464,102 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	why := errTooLate
 	if end := later(sent, a.config.useful()); now < end {
 		if end-now >= a.config.useful()/3 {
-			return a.keep(w, start, sent), nil
+			return a.keep(start, sent), nil
 		}
 		c := a.command(a.ctx, a.acquisition, kindRenew, w.token)
-		a.await(c, min(end, a.limit()))
-		if sent = c.sentTime(); c.taken && c.verdict == yes {
-			return a.keep(w, start, sent), nil
+		a.await(c, min(end, a.limit()), a.ctx.Done())
+		switch {
+		case a.winner != w || a.ctx.Err() != nil || a.now() >= a.limit():
+			return nil, nil // the loop looks at it anew
+		case c.taken && c.verdict == yes:
+			return a.keep(start, c.sentTime()), nil
 		}
 		why = errNotKept
 	}
-	if a.ctx.Err() != nil || a.now() >= a.limit() {
-		return nil, nil // the loop gives it back
+	definite := a.giveBack(w, later(a.now(), a.config.grace()))
+	if a.winner == w {
+		a.winner = nil
 	}
-	a.winner = nil
 	a.taking = without(a.taking, w)
-	if definite := a.giveBack(w); !a.waiting {
-		a.end(nil)
-		if !definite {
-			return nil, detailed(ErrOutcomeUnknown, why)
+	if a.waiting {
+		a.last, a.lastErr = answerError, why
+		if a.countFailure(a.now(), w.began) {
+			a.sendAt = later(a.now(), a.pause())
 		}
-		return nil, why
+		return nil, nil
 	}
-	a.fail(a.now(), answerError, why)
-	return nil, nil
+	return nil, a.orUnknown(why, definite)
+}
+
+// orUnknown returns err, which says that the key was not kept, unless it may have been taken all the same.
+func (a *asking) orUnknown(err error, definite bool) error {
+	if definite && a.winner == nil && !a.outstanding(a.now()) && !a.inDoubt() {
+		return err
+	}
+	return detailed(ErrOutcomeUnknown, err)
 }
 
 // keep ends the acquisition with a lease.
-func (a *asking) keep(w *command, start, sent time.Duration) *Lease {
-	a.end(w)
-	return newLease(a.target, w.token, start, sent)
+func (a *asking) keep(start, sent time.Duration) *Lease {
+	a.mu.Lock()
+	a.kept = a.winner
+	a.mu.Unlock()
+	return newLease(a.target, a.winner.token, start, sent)
 }
 
-// end ends the acquisition. From now on answers look after themselves; those that came in before are looked after
-// here.
-func (a *asking) end(kept *command) {
+// end ends the acquisition. What was not sent is withdrawn, except for clean-ups. From now on answers look after
+// themselves; those that came in before are looked after here.
+func (a *asking) end() {
+	a.withdraw()
 	a.mu.Lock()
-	a.over, a.kept = true, kept
+	a.over = true
 	var late []*command
 	for c := a.answers; c != nil; c = c.next {
-		if h := a.lateLocked(c); h != nil {
-			late = append(late, h)
-		}
+		late = append(late, a.lateLocked(c))
+	}
+	if a.winner != a.kept {
+		late = append(late, a.claimLocked(a.winner))
 	}
 	a.mu.Unlock()
-	for _, c := range a.inFlight {
-		c.withdraw()
-	}
-	for _, h := range late {
-		go a.cleanUp(h).run()
+	for _, c := range late {
+		if c != nil {
+			go a.cleanUp(c).run()
+		}
 	}
 }
 
-// giveUp ends the acquisition without a lease, for the given cause if it is the context's. If something is unknown it
-// tries to clean up and listens for a moment.
-func (a *asking) giveUp(cause error) error {
+// withdraw withdraws everything in flight that was not sent, except for clean-ups.
+func (a *asking) withdraw() {
 	for _, c := range a.inFlight {
-		c.withdraw()
-	}
-	until := later(a.now(), a.config.grace())
-	if a.winner == nil && (a.sentAndSilent() || a.inDoubt()) {
-		if tokens := a.listed(a.now()); len(tokens) > 0 {
-			last := len(tokens) - 1
-			clean := a.cleanUp(tokens[last])
-			clean.listed, clean.owner = tokens[:last], a.acquisition
-			a.await(clean, until)
+		if c.kind != kindRelease || c.check {
+			c.withdraw()
 		}
-		for a.winner == nil && a.sentAndSilent() && a.awaitAny(until) {
+	}
+}
+
+// giveUp ends the acquisition without a lease; cause is that of the context if it has ended. If something is unknown
+// it tries to clean up and listens for a moment.
+func (a *asking) giveUp(cause error) error {
+	a.withdraw()
+	until := later(a.now(), a.config.grace())
+	if a.winner == nil && (a.outstanding(a.now()) || a.inDoubt()) {
+		tokens := a.listed()
+		last := len(tokens) - 1
+		clean := a.cleanUp(tokens[last])
+		clean.listed = tokens[:last]
+		a.await(clean, until, nil)
+		for a.winner == nil && a.outstanding(a.now()) && a.awaitAny(until, nil) {
 		}
 	}
 	var err error
 	switch w := a.winner; {
 	case w != nil:
-		if err = errTooLate; !a.giveBack(w) {
-			err = detailed(ErrOutcomeUnknown, errTooLate)
+		definite := a.giveBack(w, until)
+		if a.taking = without(a.taking, w); a.winner == w {
+			a.winner = nil
 		}
-	case a.sentAndSilent() || a.inDoubt():
+		err = a.orUnknown(errTooLate, definite)
+	case a.outstanding(a.now()) || a.inDoubt():
 		err = detailed(ErrOutcomeUnknown, a.lastErr)
 	case a.last == answerHeld:
 		err = ErrNotAcquired
@@ -515,64 +567,72 @@ func (a *asking) giveUp(cause error) error {
 		err = a.lastErr
 	case cause == nil:
 		err = fmt.Errorf("no answer within %v", a.now().Round(time.Millisecond))
-	}
-	a.end(nil)
-	if err == nil {
+	default:
 		return cause
 	}
 	return detailed(err, cause)
 }
 
-// sentAndSilent: a command that may have taken the key is in flight.
-func (a *asking) sentAndSilent() bool {
-	for _, c := range a.taking {
-		if _, sent := c.sentAt(); sent && !c.taken {
-			return true
-		}
-	}
-	return false
-}
-
-// cleanUp returns a command that gives c's token back. Nobody waits for its answer.
-func (a *acquisition) cleanUp(c *command) *command {
-	return a.deletion(nobody{}, c.token)
-}
-
-// giveBack gives c's token back, and returns whether Redis said within the grace that it does not hold the key now.
-func (a *asking) giveBack(c *command) bool {
+// claim returns whether c's token has yet to be given back, which is up to the caller then.
+func (a *acquisition) claim(c *command) bool {
 	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.claimLocked(c) != nil
+}
+
+func (a *acquisition) claimLocked(c *command) *command {
+	if c.cleaned {
+		return nil
+	}
 	c.cleaned = true
-	a.mu.Unlock()
+	return c
+}
+
+// cleanUp returns a command that gives c's token back.
+func (a *acquisition) cleanUp(c *command) *command {
+	clean := a.deletion(a, c.token)
+	clean.began = a.now()
+	return clean
+}
+
+// giveBack gives c's token back, and returns whether Redis said in time that it does not hold the key now.
+func (a *asking) giveBack(c *command, until time.Duration) bool {
+	if !a.claim(c) {
+		return false
+	}
 	clean := a.cleanUp(c)
-	clean.owner = a.acquisition
-	a.await(clean, later(a.now(), a.config.grace()))
+	a.await(clean, until, nil)
 	return clean.taken && (clean.verdict == yes || clean.verdict == no)
 }
 
-// await sends c and waits until it is answered and taken, or until the given time. The context does not matter.
-func (a *asking) await(c *command, until time.Duration) {
+// await sends c and waits until it is answered and taken, until the given time, or until done.
+func (a *asking) await(c *command, until time.Duration, done <-chan struct{}) {
 	a.dispatch(a.now(), c)
-	for !c.taken && a.awaitAny(until) {
+	for !c.taken && a.awaitAny(until, done) {
 	}
 }
 
 // awaitAny waits for any answer, takes it, and returns false if none came before the given time.
-func (a *asking) awaitAny(until time.Duration) bool {
+func (a *asking) awaitAny(until time.Duration, done <-chan struct{}) bool {
 	now := a.now()
 	if now >= until {
 		return false
 	}
 	a.timer.Reset(until - now)
-	<-a.signal
-	a.take(a.now())
-	return true
+	select {
+	case <-a.signal:
+		a.take(a.now())
+		return true
+	case <-done:
+		return false
+	}
 }
 
-// wanted implements owner. A clean-up always is.
+// wanted implements owner. A clean-up is, until what it is to give back has lapsed for certain.
 func (a *acquisition) wanted(c *command) (time.Duration, bool) {
 	now := a.now()
 	if c.kind == kindRelease && !c.check {
-		return now, true
+		return now, now-c.began < later(a.config.ttl, a.config.ttl)
 	}
 	a.mu.Lock()
 	over := a.over
@@ -598,15 +658,10 @@ func (a *acquisition) answered(c *command) {
 
 // lateLocked returns the command whose token has to be given back after a late answer to c, if any.
 func (a *acquisition) lateLocked(c *command) *command {
-	if c.verdict != yes || c.kind == kindRenew || c.kind == kindRelease {
+	if c.verdict != yes || c.kind == kindRenew || c.kind == kindRelease || c.holder() == a.kept {
 		return nil
 	}
-	h := c.holder()
-	if h == a.kept || h.cleaned {
-		return nil
-	}
-	h.cleaned = true
-	return h
+	return a.claimLocked(c.holder())
 }
 
 // without returns list without c, in the same order.

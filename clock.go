@@ -3,6 +3,7 @@ package redislease
 import (
 	"math"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 )
 
@@ -41,16 +42,23 @@ func (c *clock) now() instant {
 	return instant{time.Now(), boot}
 }
 
-// elapsed returns how long ago base was. The monotonic and the wall clock may differ by tolerance before a third
-// clock is asked.
-func (c *clock) elapsed(base instant, tolerance time.Duration) time.Duration {
+// elapsed returns how long ago base was. The monotonic and the wall clock may differ by tolerance before a third clock
+// is asked. ahead belongs to base: it keeps by how much the result has been ahead of the monotonic clock, which it
+// stays, so that two readings can be compared whatever the other clocks did in between.
+func (c *clock) elapsed(base instant, tolerance time.Duration, ahead *atomic.Int64) time.Duration {
 	monotonic, wall := c.since(base)
+	reading := max(monotonic, wall)
 	if apart := wall - monotonic; apart > tolerance || apart < -tolerance {
 		if boot, ok := c.boot(); ok {
-			return max(monotonic, boot-base.boot)
+			reading = max(monotonic, boot-base.boot)
 		}
 	}
-	return max(monotonic, wall)
+	for {
+		most := ahead.Load()
+		if lead := int64(reading - monotonic); lead <= most || ahead.CompareAndSwap(most, lead) {
+			return monotonic + time.Duration(max(lead, most))
+		}
+	}
 }
 
 // jitter returns d shortened at random by up to the given part of it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -104,24 +105,40 @@ func detailed(what error, details ...error) error {
 	return &detailError{what, known}
 }
 
-// clientError is an error of the client that would match an error of package context although the caller's context
-// has not ended: a dial that timed out does, for one. It matches everything else that the client's error matches.
-type clientError struct{ err error }
-
-func (e *clientError) Error() string { return e.err.Error() }
-
-// Is answers for the whole chain below, which it hides from errors.Is for this very purpose.
-func (e *clientError) Is(target error) bool {
-	return target != context.DeadlineExceeded && target != context.Canceled && errors.Is(e.err, target)
+// hiding is an error from elsewhere that would match something it must not. It matches all else that err matches.
+type hiding struct {
+	err    error
+	hidden []error
 }
 
-// As lets the client's own error be found.
-func (e *clientError) As(target any) bool { return errors.As(e.err, target) }
+func (e *hiding) Error() string { return e.err.Error() }
 
-// ofClient returns err, an error that the client gave, in such a form that it matches no error of package context.
-func ofClient(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return &clientError{err}
+// Is answers for the whole chain below, which it keeps from errors.Is for this very purpose.
+func (e *hiding) Is(target error) bool {
+	return !slices.Contains(e.hidden, target) && errors.Is(e.err, target)
+}
+
+// As lets the error itself be found.
+func (e *hiding) As(target any) bool { return errors.As(e.err, target) }
+
+func hide(err error, hidden []error) error {
+	for _, h := range hidden {
+		if errors.Is(err, h) {
+			return &hiding{err, hidden}
+		}
 	}
 	return err
 }
+
+var (
+	contextErrors = []error{context.Canceled, context.DeadlineExceeded}
+	ownErrors     = []error{ErrNotAcquired, ErrOutcomeUnknown, ErrReleased, ErrLost, ErrTaken, ErrGone, ErrUnconfirmed, ErrMaxHold}
+)
+
+// ofClient returns err, which the client gave, so that it matches no error of package context: those say that the
+// caller's context has ended, and a dial that timed out would match one.
+func ofClient(err error) error { return hide(err, contextErrors) }
+
+// ofCaller returns err, the cause of the caller's context, so that it matches none of our own errors: it may be the
+// loss of another lease, under whose context this one was taken.
+func ofCaller(err error) error { return hide(err, ownErrors) }

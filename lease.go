@@ -182,8 +182,8 @@ func (l *Lease) Err() error {
 	return err
 }
 
-// Renew asks Redis to confirm and extend the lease, and waits for the answer, for ctx, or for the end of trust. Call
-// it before a step that cannot be undone.
+// Renew asks Redis to confirm and extend the lease, and waits for the answer, for ctx, or for the end that the lease had
+// when the call began. Call it before a step that cannot be undone.
 //
 // It returns nil only if Redis said yes to a command sent after the call began. An error that matches [ErrLost] or
 // [ErrReleased] says that the lease is over. Any other error says that it was not confirmed and is as it was: do not
@@ -203,7 +203,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 	if l.state == stateHeld && !done {
 		c = l.sendLocked(ctx, now, make(chan struct{}, 1))
 	}
-	err := l.causeLocked()
+	err, end := l.causeLocked(), l.schedule.end()
 	l.mu.Unlock()
 	l.carryOut(found)
 	switch {
@@ -212,9 +212,12 @@ func (l *Lease) Renew(ctx context.Context) error {
 	case c == nil:
 		return &opError{"renew", l.name(), context.Cause(ctx)}
 	}
+	timer := time.NewTimer(end - now)
+	defer timer.Stop()
 	select {
 	case <-c.waiter:
 	case <-ctx.Done():
+	case <-timer.C:
 	}
 	return l.renewed(ctx, c)
 }
@@ -228,20 +231,27 @@ func (l *Lease) renewed(ctx context.Context, c *command) error {
 	err, verdict := l.causeLocked(), c.outcome()
 	l.mu.Unlock()
 	l.carryOut(found)
+	var cause error
+	if ctx.Err() != nil {
+		cause = context.Cause(ctx)
+	}
 	switch {
 	case err != nil:
 		return err
 	case verdict == yes:
 		return nil
-	case verdict == failed:
-		return &opError{"renew", l.name(), c.err}
+	case verdict == failed && c.err != errWithdrawn:
+		err = detailed(c.err, cause)
 	case verdict == unknown:
-		return &opError{"renew", l.name(), detailed(ErrOutcomeUnknown, c.err)}
-	case c.withdraw():
-		return &opError{"renew", l.name(), context.Cause(ctx)}
+		err = detailed(ErrOutcomeUnknown, c.err, cause)
+	case verdict == unanswered && !c.withdraw():
+		err = detailed(ErrOutcomeUnknown, errNoAnswer, cause)
+	case cause != nil:
+		err = cause
 	default:
-		return &opError{"renew", l.name(), detailed(ErrOutcomeUnknown, context.Cause(ctx))}
+		err = errNotSent
 	}
+	return &opError{"renew", l.name(), err}
 }
 
 // Release ends the lease and its context and deletes the key if it is still ours. It needs no context: a deferred
@@ -277,7 +287,7 @@ func (l *Lease) release() releaseResult {
 	if l.state == stateHeld {
 		found = l.endLocked(now, stateReleased, nil)
 	}
-	ask := l.state == stateReleased || errors.Is(l.lost, ErrUnconfirmed) || errors.Is(l.lost, ErrMaxHold)
+	ask := l.state == stateReleased || l.lost.Reason == ErrUnconfirmed || l.lost.Reason == ErrMaxHold
 	l.releasing = true
 	cause := l.causeLocked()
 	l.mu.Unlock()
@@ -329,9 +339,11 @@ func (l *Lease) delete() (c *command, sent bool) {
 		if arrived {
 			return c, true
 		}
-		if l.now() >= until {
+		now := l.now()
+		if now >= until {
 			return c, !c.withdraw()
 		}
+		l.timer.Reset(until - now)
 	}
 }
 
@@ -343,7 +355,7 @@ func (l *Lease) resultLocked(c *command, sent bool) releaseResult {
 	}
 	switch verdict := c.outcome(); {
 	case verdict == no && r.lost == nil && l.releases == 0:
-		r.lost = &LostError{Key: l.name(), Reason: reasonOf(c), At: l.base.time.Add(l.endedAt)}
+		r.lost = &LostError{Key: l.name(), Reason: reasonOf(c), At: l.base.time.Add(l.now())}
 	case verdict == failed:
 		r.err = &opError{"release", l.name(), c.err}
 	case verdict == unknown:
@@ -351,7 +363,7 @@ func (l *Lease) resultLocked(c *command, sent bool) releaseResult {
 	case verdict == unanswered && sent:
 		r.err = &opError{"release", l.name(), detailed(ErrOutcomeUnknown, errNoAnswer)}
 	case verdict == unanswered:
-		r.err = &opError{"release", l.name(), fmt.Errorf("not sent within %v", l.config.releaseBound())}
+		r.err = &opError{"release", l.name(), errNotSent}
 	}
 	return r
 }
@@ -389,10 +401,10 @@ func (l *Lease) lookLocked(now time.Duration) found {
 	switch {
 	case l.schedule.capped(end):
 		return l.loseLocked(now, ErrMaxHold, nil)
+	case l.inner.Err() != nil:
+		return l.loseLocked(now, ErrUnconfirmed, ofCaller(context.Cause(l.inner)))
 	case l.lastErr != nil:
 		return l.loseLocked(now, ErrUnconfirmed, l.lastErr)
-	case l.schedule.stopped:
-		return l.loseLocked(now, ErrUnconfirmed, context.Cause(l.inner))
 	case len(l.flights) > 0:
 		return l.loseLocked(now, ErrUnconfirmed, errNoAnswer)
 	default:
@@ -402,6 +414,7 @@ func (l *Lease) lookLocked(now time.Duration) found {
 
 var (
 	errNoAnswer   = errors.New("no answer from Redis")
+	errNotSent    = errors.New("not sent in time")
 	errStoodStill = errors.New("no renewal was sent in time: the process or the machine stood still")
 )
 
@@ -498,7 +511,8 @@ func (l *Lease) wanted(c *command) (time.Duration, bool) {
 	if c.kind == kindRelease {
 		return now, true
 	}
-	return now, l.state == stateHeld && now < l.schedule.end() && (c.manual || l.inner.Err() == nil)
+	ok := l.state == stateHeld && now < l.schedule.end()
+	return now, ok && (c.manual || l.inner.Err() == nil && !l.schedule.capped(now))
 }
 
 // answered implements owner: a renewal or a release has its answer. Events are delivered here, on the goroutine of the
@@ -536,8 +550,10 @@ func (l *Lease) learnLocked(now time.Duration, c *command) found {
 			break
 		}
 	}
-	switch c.verdict {
-	case yes:
+	switch {
+	case c.err == errWithdrawn: // for it, nothing has happened
+		return found{}
+	case c.verdict == yes:
 		left := l.schedule.trust - now
 		l.schedule.confirm(c.sentTime(), l.locker.clock.random())
 		l.lastErr = nil
@@ -545,7 +561,7 @@ func (l *Lease) learnLocked(now time.Duration, c *command) found {
 			l.schedule.count++
 		}
 		return found{deliver: l.pushLocked(Event{Kind: EventRenewed, Left: left})}
-	case no:
+	case c.verdict == no:
 		return l.loseLocked(now, reasonOf(c), nil)
 	default:
 		if l.lastErr = c.err; !c.manual {

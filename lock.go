@@ -60,7 +60,8 @@ import (
 )
 
 // RedisClient is the part of a go-redis client that a Locker needs. *redis.Client (also one for Sentinel),
-// *redis.ClusterClient and redis.UniversalClient have it. A wrapper must hand commands on as they are.
+// *redis.ClusterClient and redis.UniversalClient have it. Wrappers and hooks must hand commands and errors on as they are:
+// one that turns an error into success makes a command that failed look like one that was refused.
 type RedisClient interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
@@ -205,9 +206,13 @@ func (k *Locker) do(ctx context.Context, key string, waiting bool, fn func(conte
 func (l *Lease) doneWith() (over time.Duration, lost error) {
 	lost = l.Err()
 	returned := l.now()
-	result := l.release()
-	if lost == nil && result.lost != nil {
-		lost = result.lost
+	l.mu.Lock()
+	asked := l.releases > 0
+	l.mu.Unlock()
+	if !asked { // the function may have released it, and never is a second release sent on its behalf
+		if result := l.release(); lost == nil && result.lost != nil {
+			lost = result.lost
+		}
 	}
 	if errors.Is(lost, ErrLost) {
 		l.mu.Lock()

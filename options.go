@@ -42,7 +42,6 @@ const (
 	setTTL setting = 1 << iota
 	setMargin
 	setInterval
-	setMaxRenewals
 	setAcquireTimeout
 )
 
@@ -124,7 +123,7 @@ func WithMaxHold(d time.Duration) Option {
 // WithMaxRenewals sets after how many confirmed renewals of its own the watchdog renews no more, 0 being never. When
 // trust then ends, the reason is [ErrMaxHold]. By default the number has no limit.
 func WithMaxRenewals(n int) Option {
-	return leaseOption(func(c *config) { c.maxRenewals, c.set = n, c.set|setMaxRenewals })
+	return leaseOption(func(c *config) { c.maxRenewals = n })
 }
 
 // WithAcquireTimeout sets how long an acquisition may take as a whole, whether it waits for a holder or for a Redis

@@ -2,6 +2,7 @@ package redislease
 
 import (
 	"math"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -171,8 +172,26 @@ func TestElapsedTimeIsTheGreaterUnlessAThirdClockDecides(t *testing.T) {
 				since: func(instant) (time.Duration, time.Duration) { return test.monotonic, test.wall },
 				boot:  func() (time.Duration, bool) { return 7*time.Hour + test.boot, !test.noBoot },
 			}
-			require.Equal(t, test.want, c.elapsed(instant{boot: 7 * time.Hour}, tolerance))
+			var ahead atomic.Int64
+			require.Equal(t, test.want, c.elapsed(instant{boot: 7 * time.Hour}, tolerance, &ahead))
 		})
+	}
+}
+
+func TestReadingsNeverFallWhateverTheWallClockDoes(t *testing.T) {
+	var monotonic, wall time.Duration
+	c := clock{
+		since: func(instant) (time.Duration, time.Duration) { return monotonic, wall },
+		boot:  func() (time.Duration, bool) { return 0, false },
+	}
+	var ahead atomic.Int64
+	last := time.Duration(0)
+	for _, step := range []time.Duration{0, 15 * time.Second, -15 * time.Second, 50 * time.Millisecond, -time.Hour, 2 * time.Hour, -time.Hour} {
+		monotonic += time.Second
+		wall += time.Second + step
+		reading := c.elapsed(instant{}, 100*time.Millisecond, &ahead)
+		require.GreaterOrEqual(t, reading-last, time.Second, "at least what the monotonic clock counted")
+		last = reading
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -105,6 +106,7 @@ type target struct {
 	ctx    context.Context // the caller's
 	key    any             // the key in Redis, prefix included, ready to be an argument
 	base   instant         // what readings of the clock are relative to
+	ahead  atomic.Int64    // see clock.elapsed
 	timer  *time.Timer     // fills signal; of the acquisition, then of the watchdog, then of Release
 	signal chan struct{}   // an answer has come in, or the timer fired: look again
 }
@@ -114,7 +116,7 @@ func (t *target) name() string { return t.key.(string)[len(t.config.prefix):] }
 
 // now reads the clock.
 func (t *target) now() time.Duration {
-	return t.locker.clock.elapsed(t.base, t.config.margin/4)
+	return t.locker.clock.elapsed(t.base, t.config.margin/4, &t.ahead)
 }
 
 // ring fills signal.
@@ -135,7 +137,7 @@ func (t *target) deletion(o owner, token *token) *command {
 	return t.command(ctx, o, kindRelease, token)
 }
 
-// owner is whoever a command is sent for.
+// owner is whoever a command is sent for: an acquisition, or a lease.
 type owner interface {
 	// wanted says what time it is for the owner, and whether it still wants c to be sent. It is asked just before each
 	// write, on a goroutine of the client's.
@@ -174,7 +176,7 @@ type command struct {
 	err  error // with failed and unknown
 
 	writes    int32 // how often it was really written; guarded by mu, like withdrawn
-	withdrawn bool
+	withdrawn bool  // it is written no more
 	verdict   verdict
 	kind      kind
 	check     bool // acquiring: only to see whether the script can be run
@@ -320,8 +322,10 @@ func (c *command) holder() *command {
 
 // judge decides what the answer, or the lack of it, means.
 func (c *command) judge(err error) {
+	ended := c.ctx.Err() != nil
 	c.mu.Lock()
-	writes, withdrawn := c.writes, c.withdrawn
+	writes, withdrawn := c.writes, c.withdrawn || ended
+	c.withdrawn = true // an answered command is written no more, whatever a hook goes on doing with it
 	c.mu.Unlock()
 	switch {
 	case writes == 0 && withdrawn:
@@ -377,15 +381,8 @@ func (c *command) outcome() verdict {
 func (c *command) withdraw() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.withdrawLocked()
-	return c.withdrawn
-}
-
-func (c *command) withdrawLocked() {
-	if c.writes > 0 || c.withdrawn {
-		return
-	}
-	c.withdrawn = true
+	c.withdrawn = c.withdrawn || c.writes == 0
+	return c.writes == 0
 }
 
 // sentAt returns when c was first written, and whether it was.
@@ -406,9 +403,7 @@ func (c *command) MarshalBinary() ([]byte, error) {
 	now, ok := c.owner.wanted(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !ok {
-		c.withdrawLocked()
-	}
+	c.withdrawn = c.withdrawn || !ok && c.writes == 0
 	if !ok || c.withdrawn {
 		return stampZero, nil
 	}
@@ -433,12 +428,6 @@ func (c *command) Err() error { return c.ctx.Err() }
 
 // Value implements [context.Context].
 func (c *command) Value(key any) any { return c.ctx.Value(key) }
-
-// nobody owns the clean-ups: they are always wanted, and nobody waits for their answer.
-type nobody struct{}
-
-func (nobody) wanted(*command) (time.Duration, bool) { return 0, true }
-func (nobody) answered(*command)                     {}
 
 // signal fills a channel of capacity 1 that somebody waits on. A nil channel stands for nobody.
 func signal(c chan struct{}) {

@@ -73,13 +73,15 @@ func (s *schedule) due(now time.Duration, inFlight int) bool {
 func (s *schedule) begin(now time.Duration) { s.renewAt = later(now, s.config.silence()) }
 
 // failed takes note of a renewal that was not confirmed, and has another follow after a pause that doubles up to a
-// twentieth of the TTL. spread, from 0 to 1, shortens it by up to half.
+// twentieth of the TTL, and never takes more than half of the trust that is left. spread, from 0 to 1, shortens it by
+// up to half.
 func (s *schedule) failed(now time.Duration, spread float64) {
 	pause := s.config.ttl / 20
 	if s.tries < 4 {
 		pause = s.config.ttl / 320 << s.tries
 	}
 	s.tries++
+	pause = min(pause, (s.trust-now)/2)
 	s.renewAt = later(now, max(pause-time.Duration(spread*float64(pause/2)), time.Millisecond))
 }
 
