@@ -305,3 +305,189 @@ func TestAServerWithoutScriptsIsFoundOutBeforeAKeyIsTaken(t *testing.T) {
 		require.NoError(t, l.Release())
 	})
 }
+
+func TestATokenTooOldToAskAboutIsNoReasonToHurry(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker(redislease.WithTTL(100 * time.Millisecond))
+		b.fault(func(what string, execute func() error) error {
+			if what == "set" {
+				_ = execute()
+				return errReset
+			}
+			return errReadonly
+		})
+		go func() {
+			time.Sleep(300 * time.Millisecond) // longer than two TTLs
+			b.operator.Set(context.Background(), "orders", "other", 0)
+			b.fault(nil)
+		}()
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(1300*time.Millisecond))
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.Less(t, len(b.sent("settle", 0)), 60)
+	})
+}
+
+func TestMoreUnknownTokensThanCanBeAskedAboutAreNoReasonToHurry(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		b.fault(func(what string, execute func() error) error { _ = execute(); return errReset })
+		go func() {
+			time.Sleep(30 * time.Second)
+			b.operator.Set(context.Background(), "orders", "other", 0)
+			b.fault(nil)
+		}()
+		begun := b.now()
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		defer cancel()
+		_, err := k.Acquire(ctx, "orders")
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.Greater(t, len(b.sent("settle", begun)), 17)
+		require.Less(t, len(b.sent("settle", begun)), 6*60)
+	})
+}
+
+func TestABlackHoledSetDoesNotKeepAWaiterFromAFreeKey(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker(redislease.WithTTL(time.Second))
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "other", 2*time.Second).Err())
+		hang := make(chan struct{})
+		b.fault(func(what string, execute func() error) error {
+			if what == "set" {
+				_ = execute()
+				<-hang
+				return errReset
+			}
+			return execute()
+		})
+		begun := b.now()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		l, err := k.Acquire(ctx, "orders")
+		require.NoError(t, err)
+		require.Less(t, b.now()-begun, 4*time.Second)
+		require.NoError(t, l.Release())
+		close(hang)
+	})
+}
+
+func TestANoIsToldAtOnceWhateverElseIsStuckUnsent(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "other", 0).Err())
+		hang := make(chan struct{})
+		b.fault(func(what string, execute func() error) error {
+			if what != "set" {
+				<-hang // dialling
+				return errReset
+			}
+			err := execute()
+			time.Sleep(1100 * time.Millisecond)
+			return err
+		})
+		begun := b.now()
+		_, err := k.TryAcquire(context.Background(), "orders")
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.Equal(t, begun+1100*time.Millisecond, b.now())
+		close(hang)
+	})
+}
+
+func TestTheConfirmationOfALateGrantIsBoundedByTheContext(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		hang := make(chan struct{})
+		b.fault(func(what string, execute func() error) error {
+			switch what {
+			case "set":
+				defer time.Sleep(18100 * time.Millisecond)
+				return execute()
+			case "release":
+				return execute()
+			}
+			<-hang
+			return errReset
+		})
+		begun := b.now()
+		ctx, cancel := context.WithTimeout(context.Background(), 19*time.Second)
+		defer cancel()
+		_, err := k.Acquire(ctx, "orders")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, begun+19*time.Second, b.now())
+		require.Empty(t, b.get("orders"), "given back")
+		close(hang)
+	})
+}
+
+func TestAHookThatExecutesACommandAfterItsAnswerTakesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		full := errors.New("bulkhead full")
+		b.fault(func(what string, execute func() error) error {
+			if what == "set" {
+				go func() { time.Sleep(50 * time.Millisecond); _ = execute() }()
+				return full
+			}
+			return execute()
+		})
+		_, err := k.TryAcquire(context.Background(), "orders")
+		require.ErrorIs(t, err, full)
+		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown, "certainly not executed")
+		time.Sleep(time.Second)
+		require.Empty(t, b.get("orders"))
+	})
+}
+
+func TestACleanUpThatIsNotSentWithinTheGraceGoesOnBehind(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		ctx, cancel := context.WithCancel(context.Background())
+		b.fault(func(what string, execute func() error) error {
+			if what == "release" {
+				time.Sleep(150 * time.Millisecond) // a handshake
+				return execute()
+			}
+			err := execute()
+			cancel()
+			return err
+		})
+		begun := b.now()
+		_, err := k.TryAcquire(ctx, "orders")
+		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, begun+100*time.Millisecond, b.now())
+		time.Sleep(time.Second)
+		require.Empty(t, b.get("orders"))
+		require.Len(t, b.sent("release", begun), 1)
+	})
+}
+
+func TestCommandsThatFailTogetherAreOneFailure(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		reset := make(chan struct{})
+		b.fault(func(what string, execute func() error) error { _ = execute(); <-reset; return errReset })
+		go func() { time.Sleep(2500 * time.Millisecond); b.fault(nil); close(reset) }()
+		l, err := k.Acquire(context.Background(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, l.Token(), b.get("orders"))
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestABackoffThatPanicsLeavesNothingBehind(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		b.fault(func(what string, execute func() error) error {
+			if what == "set" {
+				go func() { time.Sleep(time.Second); _ = execute() }()
+			}
+			return errReadonly
+		})
+		require.PanicsWithValue(t, "a backoff", func() {
+			_, _ = k.Acquire(context.Background(), "orders", redislease.WithBackoff(func(int) time.Duration { panic("a backoff") }))
+		})
+		b.fault(nil)
+		time.Sleep(2 * time.Second)
+		require.Empty(t, b.get("orders"))
+	})
+}

@@ -467,3 +467,98 @@ func TestAStepOfTheWallClockLosesNothing(t *testing.T) {
 		require.ErrorIs(t, l.Release(), redislease.ErrUnconfirmed)
 	})
 }
+
+func TestReleaseIsBoundedWhateverTheWallClockDoes(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var s redislease.Skew
+		k := b.locker()
+		redislease.SetSkew(k, &s)
+		for _, step := range []time.Duration{0, 300 * time.Millisecond, -300 * time.Millisecond, -time.Hour} {
+			l := b.acquire(k)
+			hang := make(chan struct{})
+			b.fault(func(_ string, execute func() error) error { _ = execute(); <-hang; return errReset })
+			s.Wall.Add(int64(step))
+			go func() { time.Sleep(time.Second); s.Wall.Add(-int64(step)) }()
+			begun := b.now()
+			require.ErrorIs(t, l.Release(), redislease.ErrOutcomeUnknown)
+			require.Equal(t, max(0, 2*time.Second), b.now()-begun, "two seconds, or half the TTL")
+			b.fault(nil)
+			close(hang)
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+func TestAWallClockSetForwardAndBackPutsOffNoEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var s redislease.Skew
+		s.NoBoot.Store(true)
+		k := b.locker()
+		redislease.SetSkew(k, &s)
+		l := b.acquire(k)
+		s.Wall.Add(int64(15 * time.Second))
+		time.Sleep(5 * time.Second)
+		require.NoError(t, l.Renew(context.Background()))
+		renewedAt := b.now()
+		b.fault(func(string, func() error) error { return errReset })
+		s.Wall.Add(-int64(15 * time.Second))
+		<-l.Context().Done()
+		require.Equal(t, renewedAt+27*time.Second, b.now())
+	})
+}
+
+func TestALeaseUnderAnothersContextIsLostForAReasonOfItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		outer := b.acquire(k)
+		inner, err := k.TryAcquire(outer.Context(), "inner")
+		require.NoError(t, err)
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "thief", 0).Err())
+		<-inner.Context().Done()
+		require.ErrorIs(t, context.Cause(inner.Context()), redislease.ErrTaken, "the outer one's")
+		time.Sleep(time.Minute)
+		require.ErrorIs(t, inner.Err(), redislease.ErrUnconfirmed)
+		require.NotErrorIs(t, inner.Err(), redislease.ErrTaken, "nobody took its own key")
+		require.ErrorContains(t, inner.Err(), "another token", "but the text says why it was not renewed")
+		require.ErrorIs(t, inner.Release(), redislease.ErrUnconfirmed)
+	})
+}
+
+func TestARenewalThatWasStuckIsNotSentBeyondTheMost(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		l := b.acquire(k, redislease.WithMaxRenewals(1))
+		var n, executed atomic.Int32
+		b.fault(func(what string, execute func() error) error {
+			if n.Add(1) == 1 {
+				defer time.Sleep(4 * time.Second)
+			} else {
+				time.Sleep(2 * time.Second) // for a connection
+			}
+			err := execute()
+			if err == nil {
+				executed.Add(1)
+			}
+			return err
+		})
+		<-l.Context().Done()
+		require.ErrorIs(t, l.Err(), redislease.ErrMaxHold)
+		require.EqualValues(t, 2, n.Load())
+		require.EqualValues(t, 1, executed.Load(), "the second was withdrawn when the first was confirmed")
+	})
+}
+
+func TestDoSendsNoSecondReleaseOnItsFunctionsBehalf(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		begun := b.now()
+		err := k.Do(context.Background(), "orders", func(_ context.Context, l *redislease.Lease) error {
+			b.fault(func(what string, execute func() error) error { _ = execute(); return errReset })
+			err := l.Release()
+			require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+			return nil
+		})
+		require.ErrorIs(t, err, redislease.ErrReleased)
+		require.Len(t, b.sent("release", begun), 1)
+	})
+}
