@@ -125,7 +125,6 @@ func (a *asking) run() (lease *Lease, err error) {
 		return nil, context.Cause(a.ctx)
 	}
 	a.signal = make(chan struct{}, 1)
-	a.timer = time.AfterFunc(a.bound, a.ring)
 	defer a.end()
 	for {
 		now := a.now()
@@ -144,15 +143,11 @@ func (a *asking) run() (lease *Lease, err error) {
 		if err := a.decided(now); err != nil {
 			return nil, err
 		}
-		if a.maySend(now) && now >= a.sendAt {
-			a.send(now)
+		if a.maySend(now) && now >= a.sendAt && !a.send(now) {
 			continue
 		}
-		a.timer.Reset(a.wakeAt(now) - now)
-		select {
-		case <-a.signal:
-		case <-a.ctx.Done():
-		}
+		a.wakeIn(a.wakeAt(now) - now)
+		wait(a.signal, a.ctx.Done())
 	}
 }
 
@@ -270,11 +265,11 @@ func (a *asking) pause() time.Duration {
 	return d
 }
 
-// send sends the next command: a check of the scripts, then SET, then the settling script.
-func (a *asking) send(now time.Duration) {
+// send sends the next command: a check of the scripts, then SET, then the settling script. It returns false if there
+// is no token for it.
+func (a *asking) send(now time.Duration) bool {
 	if !a.locker.checked.Load() {
-		a.check(now)
-		return
+		return a.check(now)
 	}
 	c := &a.first
 	if a.asked {
@@ -283,38 +278,41 @@ func (a *asking) send(now time.Duration) {
 	} else {
 		c.target, c.ctx, c.owner, c.kind, c.token = a.target, a.ctx, a.acquisition, kindSet, &a.token
 	}
-	if err := newToken(c.token); err != nil {
-		a.noToken(now, err)
-		return
+	if !a.draw(now, c) {
+		return false
 	}
 	a.asked = true
 	a.taking = append(a.taking, c)
 	a.dispatch(now, c)
 	a.sendAt = later(now, a.config.haste())
+	return true
 }
 
 // check runs the renew and the release script with a token that nobody has, so that a server, a proxy or a user
 // without scripts is found out before a key is taken. The first time both go out together.
-func (a *asking) check(now time.Duration) {
+func (a *asking) check(now time.Duration) bool {
 	for i, k := range []kind{kindRenew, kindRelease} {
 		if a.checked[i] || a.silent(now) >= mostInFlight {
 			continue
 		}
 		c := a.command(a.ctx, a.acquisition, k, new(token))
-		c.check = true
-		if err := newToken(c.token); err != nil {
-			a.noToken(now, err)
-			return
+		if c.check = true; !a.draw(now, c) {
+			return false
 		}
 		a.dispatch(now, c)
 	}
 	a.sendAt = later(now, a.config.haste())
+	return true
 }
 
-// noToken: without a random source nothing is sent.
-func (a *asking) noToken(now time.Duration, err error) {
-	a.last = answerError
-	a.fail(now, &command{err: err, began: now})
+// draw gives c a new token. Without a random source nothing is sent, and that is the last answer.
+func (a *asking) draw(now time.Duration, c *command) bool {
+	if c.err = newToken(c.token); c.err != nil {
+		c.began, a.last = now, answerError
+		a.fail(now, c)
+		return false
+	}
+	return true
 }
 
 func (a *asking) dispatch(now time.Duration, c *command) {
@@ -618,10 +616,22 @@ func (a *asking) awaitAny(until time.Duration, done <-chan struct{}) bool {
 	if now >= until {
 		return false
 	}
-	a.timer.Reset(until - now)
+	a.wakeIn(until - now)
+	if !wait(a.signal, done) {
+		return false
+	}
+	a.take(a.now())
+	return true
+}
+
+// wait returns true when signal is filled, and false if done, which may be nil, is closed before.
+func wait(signal, done <-chan struct{}) bool {
+	if done == nil { // as often as not, and cheaper
+		<-signal
+		return true
+	}
 	select {
-	case <-a.signal:
-		a.take(a.now())
+	case <-signal:
 		return true
 	case <-done:
 		return false

@@ -33,10 +33,9 @@ import (
 // All methods are safe for concurrent use, on nil and on a zero Lease too: those hold nothing.
 type Lease struct {
 	*target
-	inner    context.Context // ends with the lease, and with the caller's context
-	cancel   context.CancelCauseFunc
-	watchdog sync.WaitGroup
-	token    token
+	inner  context.Context // ends with the lease, and with the caller's context
+	cancel context.CancelCauseFunc
+	token  token
 
 	mu        sync.Mutex
 	state     state
@@ -114,13 +113,13 @@ func newLease(t *target, token *token, start, sent time.Duration) *Lease {
 	return l
 }
 
-// begin reports the lease to the observer and starts the watchdog, which does not wait for the observer.
+// begin starts the watchdog and reports the lease to the observer, for which nothing waits.
 func (l *Lease) begin(acquired Event) {
 	l.mu.Lock()
 	deliver := l.pushLocked(acquired)
+	l.target.lease.Store(l)
+	l.rearmLocked(l.now())
 	l.mu.Unlock()
-	l.watchdog.Add(1)
-	go l.watch()
 	if deliver {
 		l.deliverOne()
 	}
@@ -293,11 +292,10 @@ func (l *Lease) release() releaseResult {
 	l.mu.Unlock()
 
 	l.cancel(cause) // again, perhaps: whoever ended the lease may not have come to it yet
-	l.watchdog.Wait()
 	var c *command
 	var sentInTime bool
 	if ask {
-		c, sentInTime = l.delete()
+		c, sentInTime = l.delete(now)
 	}
 
 	l.mu.Lock()
@@ -325,22 +323,22 @@ func (l *Lease) sharedResult() releaseResult {
 
 // delete sends one compare-and-DEL and waits for its answer within the bound. It returns whether the command was
 // written, as far as that matters.
-func (l *Lease) delete() (c *command, sent bool) {
+func (l *Lease) delete(now time.Duration) (c *command, sent bool) {
 	c = l.deletion(l, &l.token)
-	until := later(l.now(), l.config.releaseBound())
+	c.waiter = l.signal
+	until := later(now, l.config.releaseBound())
 	l.timer.Reset(l.config.releaseBound())
 	defer l.timer.Stop()
 	go c.run()
 	for {
-		<-l.signal // perhaps one that the watchdog has left over
+		<-l.signal // perhaps one that is left over
 		l.mu.Lock()
 		arrived := c.arrived
 		l.mu.Unlock()
 		if arrived {
 			return c, true
 		}
-		now := l.now()
-		if now >= until {
+		if now = l.now(); now >= until {
 			return c, !c.withdraw()
 		}
 		l.timer.Reset(until - now)
@@ -434,7 +432,6 @@ func (l *Lease) endLocked(now time.Duration, to state, lost *LostError) found {
 		signal(c.waiter)
 	}
 	l.flights = nil
-	l.ring()
 	return found{ended: l.causeLocked()}
 }
 
@@ -458,30 +455,6 @@ func (l *Lease) causeLocked() error {
 	default:
 		return nil
 	}
-}
-
-// renewIfDue is the watchdog's look at the lease: it sends a renewal if one is due, and returns how long to wait for
-// the next look.
-func (l *Lease) renewIfDue() (pause time.Duration, held bool) {
-	l.mu.Lock()
-	now := l.now()
-	f := l.lookLocked(now)
-	if held = l.state == stateHeld; held {
-		l.schedule.stopped = l.inner.Err() != nil
-		if l.schedule.due(now, l.inFlightLocked(now)) {
-			l.schedule.begin(now)
-			l.sendLocked(l.inner, now, nil)
-		}
-		pause = max(0, l.schedule.wake(now, l.inFlightLocked(now))-now)
-	}
-	l.mu.Unlock()
-	if f.ended != nil {
-		l.cancel(f.ended)
-	}
-	if f.deliver {
-		go l.deliverAll()
-	}
-	return pause, held
 }
 
 // inFlightLocked counts the watchdog's renewals that are silent and not older than a TTL.
@@ -519,20 +492,21 @@ func (l *Lease) wanted(c *command) (time.Duration, bool) {
 // command, which has nothing else left to do, unless a call waits for the answer and it is a loss.
 func (l *Lease) answered(c *command) {
 	l.mu.Lock()
-	now := l.now()
 	c.arrived = true
 	var f found
 	if c.kind == kindRenew {
-		f = l.lookLocked(now)
-		if l.state == stateHeld {
+		now := l.now()
+		if f = l.lookLocked(now); l.state == stateHeld {
 			f = l.learnLocked(now, c)
+		}
+		if l.state == stateHeld {
+			l.rearmLocked(now)
 		}
 	}
 	if f.deliver && f.ended != nil && c.waiter != nil {
 		c.handed, f.deliver = true, false
 	}
 	signal(c.waiter)
-	l.ring()
 	l.mu.Unlock()
 	if f.ended != nil {
 		l.cancel(f.ended)

@@ -19,24 +19,23 @@ import (
 // of sending and is '0' if nobody wants the command any more; that is refused before anything is done. A key of the
 // wrong type is somebody else's. The step that changes the key is the last that can fail.
 const (
-	// refuseLua begins each script.
+	// refuseLua begins each script. held is the value, false without a key, or true if it is no string.
 	refuseLua = `if ARGV[#ARGV] == '0' then return redis.error_reply('ERR withdrawn') end
 local held = redis.pcall('GET', KEYS[1])
-local foreign = type(held) == 'table' and string.find(held.err, 'WRONGTYPE', 1, true)
-if type(held) == 'table' and not foreign then return held end
+if type(held) == 'table' then
+if not held.err:find('WRONGTYPE') then return held end
+held = true
+end
 `
 
 	// settleLua finds out what became of earlier tries, and takes the key if it is free.
 	// ARGV: the unanswered tokens, a new token, the TTL in ms.
 	// Returns {1, i}: the i-th token, from 1, holds the key. {1, 0}: it was free and is now the new token's.
 	// {0, pttl}: it is another's, for pttl ms more; 0, -1 and -2 are no times.
-	settleLua = refuseLua + `
-if held then
-  for i = 1, #ARGV - 1 do
-    if not foreign and held == ARGV[i] then return {1, i} end
-  end
-  local pttl = redis.pcall('PTTL', KEYS[1])
-  return {0, type(pttl) == 'number' and pttl or -1}
+	settleLua = refuseLua + `if held then
+for i = 1, #ARGV - 1 do if held == ARGV[i] then return {1, i} end end
+local pttl = redis.pcall('PTTL', KEYS[1])
+return {0, type(pttl) == 'number' and pttl or -1}
 end
 redis.call('SET', KEYS[1], ARGV[#ARGV - 1], 'PX', ARGV[#ARGV])
 return {1, 0}`
@@ -44,16 +43,13 @@ return {1, 0}`
 	// renewLua extends the key if it is still ours. ARGV: the token, the TTL in ms.
 	// Returns 1: extended. 0: the key is gone. -1: it is another's.
 	// Without a key the command runs, too: a user who may not is found out by the first acquisition.
-	renewLua = refuseLua + `
-if foreign or held and held ~= ARGV[1] then return -1 end
+	renewLua = refuseLua + `if held and held ~= ARGV[1] then return -1 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])`
 
 	// releaseLua deletes the key if one of the tokens holds it. ARGV: the tokens, '1'.
 	// Returns 1: deleted. 0: the key was gone. -1: it is another's.
-	releaseLua = refuseLua + `
-local ours = not held
-for i = 1, #ARGV - 1 do ours = ours or held == ARGV[i] end
-if not ours then return -1 end
+	releaseLua = refuseLua + `for i = 1, #ARGV - 1 do if held == ARGV[i] then held = nil end end
+if held then return -1 end
 return redis.call('DEL', KEYS[1])`
 )
 
@@ -107,8 +103,26 @@ type target struct {
 	key    any             // the key in Redis, prefix included, ready to be an argument
 	base   instant         // what readings of the clock are relative to
 	ahead  atomic.Int64    // see clock.elapsed
-	timer  *time.Timer     // fills signal; of the acquisition, then of the watchdog, then of Release
+	timer  *time.Timer     // calls fire
 	signal chan struct{}   // an answer has come in, or the timer fired: look again
+	lease  atomic.Pointer[Lease]
+}
+
+// fire is called by the timer, on a goroutine of its own: for the watchdog of a lease that is held, and otherwise for
+// whoever waits on signal.
+func (t *target) fire() {
+	if l := t.lease.Load(); l == nil || !l.watch() {
+		t.ring()
+	}
+}
+
+// wakeIn has the timer fire, once.
+func (t *target) wakeIn(d time.Duration) {
+	if t.timer == nil {
+		t.timer = time.AfterFunc(d, t.fire)
+	} else {
+		t.timer.Reset(d)
+	}
 }
 
 // name is the key as the caller gave it.

@@ -95,15 +95,32 @@ func (s *schedule) wake(now time.Duration, inFlight int) time.Duration {
 	return min(at, s.renewAt)
 }
 
-// watch is the watchdog, the one goroutine of a lease. It calls nothing that can block.
-func (l *Lease) watch() {
-	defer l.watchdog.Done()
-	for {
-		pause, held := l.renewIfDue()
-		if !held {
-			return
+// The watchdog of a lease is a timer and this look at the lease, which needs a goroutine only while it lasts. It calls
+// nothing that can block. It returns false if the lease is not held any more, and then there is no other look.
+func (l *Lease) watch() bool {
+	l.mu.Lock()
+	now := l.now()
+	f := l.lookLocked(now)
+	held := l.state == stateHeld
+	if held {
+		l.schedule.stopped = l.inner.Err() != nil
+		if l.schedule.due(now, l.inFlightLocked(now)) {
+			l.schedule.begin(now)
+			l.sendLocked(l.inner, now, nil)
 		}
-		l.timer.Reset(pause)
-		<-l.signal
+		l.rearmLocked(now)
 	}
+	l.mu.Unlock()
+	if f.ended != nil {
+		l.cancel(f.ended)
+	}
+	if f.deliver {
+		l.deliverAll()
+	}
+	return held
+}
+
+// rearmLocked has the watchdog look again when the schedule says. It follows whatever has changed the schedule.
+func (l *Lease) rearmLocked(now time.Duration) {
+	l.wakeIn(max(0, l.schedule.wake(now, l.inFlightLocked(now))-now))
 }

@@ -1,0 +1,33 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+)
+
+// step is what a replica tells about a day.
+type step string
+
+const (
+	acquired step = "acquired"
+	busy     step = "busy" // another replica works on it
+	done     step = "done"
+	retry    step = "retry"   // given up for now; it is tried again later
+	stopped  step = "stopped" // given up because the replica was told to stop
+	trouble  step = "trouble" // worth knowing; the work goes on
+)
+
+// progress is one line of what a replica tells its parent, as JSON on standard output.
+type progress struct {
+	Replica int    `json:"replica"`
+	Day     string `json:"day"`
+	Step    step   `json:"step"`
+	Note    string `json:"note,omitempty"`
+}
+
+// tell writes p. An error is of no interest: it means that nobody listens any more.
+func tell(p progress) {
+	if line, err := json.Marshal(p); err == nil {
+		_, _ = os.Stdout.Write(append(line, '\n'))
+	}
+}
