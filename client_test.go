@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -365,4 +367,35 @@ func TestConcurrentReleasesShareOneCommand(t *testing.T) {
 		wg.Wait()
 		require.Equal(t, 1, f.proxy.Count(command("release", key)))
 	}
+}
+
+// TestALockerWorksThroughAnAutoPipeline has the library's commands written by go-redis' AutoPipeline, which newer
+// versions have: it marshals each command twice, once to know its size.
+func TestALockerWorksThroughAnAutoPipeline(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		for _, name := range []string{"AutoPipeline", "AsyncAutoPipeline"} {
+			method := reflect.ValueOf(connect(t, w.addr)).MethodByName(name)
+			if !method.IsValid() || method.Type().NumIn() != 0 {
+				t.Skipf("this version of go-redis has no %s", name)
+			}
+			result := method.Call(nil)
+			client, ok := result[0].Interface().(redislease.RedisClient)
+			require.True(t, ok)
+			if closer, ok := client.(io.Closer); ok {
+				t.Cleanup(func() { _ = closer.Close() })
+			}
+			ctx := context.Background()
+			k := newLocker(t, client, redislease.WithTTL(time.Second))
+			l, err := k.TryAcquire(ctx, "orders")
+			require.NoError(t, err)
+			require.Equal(t, l.Token(), w.get("orders"))
+			_, err = k.TryAcquire(ctx, "orders")
+			require.ErrorIs(t, err, redislease.ErrNotAcquired)
+			require.NoError(t, l.Renew(ctx))
+			until := l.Until()
+			require.Eventually(t, func() bool { return l.Until().After(until) }, patience, time.Millisecond, "the watchdog renews it")
+			require.NoError(t, l.Release())
+			require.Empty(t, w.get("orders"))
+		}
+	})
 }
