@@ -183,7 +183,9 @@ func (a *asking) decided(now time.Duration) error {
 	case a.held && !a.polling:
 		a.polling, a.sendAt = true, later(now, a.pause())
 	case a.last == answerError && !doubt && !a.waiting:
-		return a.lastErr
+		if a.withdraw(); !a.outstanding(now) { // something may have been written just now
+			return a.lastErr
+		}
 	}
 	return nil
 }

@@ -177,7 +177,7 @@ func (l *Lease) Err() error {
 	found := l.lookLocked(l.now())
 	err := l.causeLocked()
 	l.mu.Unlock()
-	l.carryOut(found)
+	l.carryOut(found, err)
 	return err
 }
 
@@ -204,7 +204,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 	}
 	err, end := l.causeLocked(), l.schedule.end()
 	l.mu.Unlock()
-	l.carryOut(found)
+	l.carryOut(found, err)
 	switch {
 	case err != nil:
 		return err
@@ -229,7 +229,7 @@ func (l *Lease) renewed(ctx context.Context, c *command) error {
 	c.waiter = nil // from now on the answer looks after itself
 	err, verdict := l.causeLocked(), c.outcome()
 	l.mu.Unlock()
-	l.carryOut(found)
+	l.carryOut(found, err)
 	var cause error
 	if ctx.Err() != nil {
 		cause = context.Cause(ctx)
@@ -291,7 +291,7 @@ func (l *Lease) release() releaseResult {
 	cause := l.causeLocked()
 	l.mu.Unlock()
 
-	l.cancel(cause) // again, perhaps: whoever ended the lease may not have come to it yet
+	l.cancel(cause)
 	var c *command
 	var sentInTime bool
 	if ask {
@@ -302,7 +302,7 @@ func (l *Lease) release() releaseResult {
 	result := l.resultLocked(c, sentInTime)
 	found.deliver = l.releasedLocked(result) || found.deliver
 	l.mu.Unlock()
-	l.carryOut(found)
+	l.carryOut(found, nil)
 	return result
 }
 
@@ -435,10 +435,11 @@ func (l *Lease) endLocked(now time.Duration, to state, lost *LostError) found {
 	return found{ended: l.causeLocked()}
 }
 
-// carryOut does what a look at the lease asks for, on a caller's goroutine. The mutex is not held.
-func (l *Lease) carryOut(f found) {
-	if f.ended != nil {
-		l.cancel(f.ended)
+// carryOut does what a call has found, on the caller's goroutine. If the lease has ended, its context has, too, when the
+// call returns, even if somebody else has ended the lease and not come to the context yet. The mutex is not held.
+func (l *Lease) carryOut(f found, cause error) {
+	if cause != nil {
+		l.cancel(cause)
 	}
 	if f.deliver {
 		l.deliverOne()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -430,3 +431,22 @@ func TestTheGreatestTTLIsHonouredOrRefusedByRedisButNeverOverflows(t *testing.T)
 type clientFunc func(ctx context.Context, cmd redis.Cmder) error
 
 func (f clientFunc) Process(ctx context.Context, cmd redis.Cmder) error { return f(ctx, cmd) }
+
+func TestWhoeverLearnsThatALeaseIsOverFindsItsContextEnded(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		k := w.locker()
+		for range 300 {
+			l := acquire(t, k, "orders")
+			require.NoError(t, w.operator.Del(context.Background(), "orders").Err())
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					if err := l.Renew(context.Background()); err == nil || l.Context().Err() == nil {
+						t.Errorf("Renew returned %v, and the context's error is %v", err, l.Context().Err())
+					}
+				})
+			}
+			wg.Wait()
+		}
+	})
+}
