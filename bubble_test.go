@@ -435,6 +435,10 @@ func TestASuspendedMachineFindsOutByItself(t *testing.T) {
 		require.ErrorIs(t, asked.Release(), redislease.ErrUnconfirmed)
 
 		watched := b.acquire(k)
+		s.Suspend(time.Second)
+		require.Equal(t, time.Now().Add(26*time.Second), watched.Until(), "the suspended time has been used up")
+		require.NoError(t, watched.Renew(context.Background()))
+		require.Equal(t, time.Now().Add(27*time.Second), watched.Until())
 		at := b.now()
 		time.Sleep(time.Second)
 		s.Suspend(time.Hour / 4)

@@ -162,7 +162,7 @@ func (l *Lease) Until() time.Time {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.base.time.Add(l.schedule.end())
+	return time.Now().Add(l.schedule.end() - l.now()) // not from base on: the machine may have been suspended since
 }
 
 // Err returns nil while the lease is held, then a [*LostError] or an error that matches [ErrReleased]. It asks the
@@ -353,7 +353,7 @@ func (l *Lease) resultLocked(c *command, sent bool) releaseResult {
 	}
 	switch verdict := c.outcome(); {
 	case verdict == no && r.lost == nil && l.releases == 0:
-		r.lost = &LostError{Key: l.name(), Reason: reasonOf(c), At: l.base.time.Add(l.now())}
+		r.lost = &LostError{Key: l.name(), Reason: reasonOf(c), At: time.Now()}
 	case verdict == failed:
 		r.err = &opError{"release", l.name(), c.err}
 	case verdict == unknown:
@@ -417,7 +417,7 @@ var (
 )
 
 func (l *Lease) loseLocked(now time.Duration, reason, err error) found {
-	lost := &LostError{Key: l.name(), Reason: reason, Err: err, At: l.base.time.Add(now)}
+	lost := &LostError{Key: l.name(), Reason: reason, Err: err, At: time.Now()}
 	f := l.endLocked(now, stateLost, lost)
 	f.deliver = l.pushLocked(Event{Kind: EventLost, Err: lost})
 	return f
