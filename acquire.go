@@ -122,7 +122,7 @@ func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting boo
 // run is the loop of the caller's goroutine: take what has been answered, decide, send, wait.
 func (a *asking) run() (lease *Lease, err error) {
 	if a.ctx.Err() != nil {
-		return nil, context.Cause(a.ctx)
+		return nil, ofCaller(context.Cause(a.ctx))
 	}
 	a.signal = make(chan struct{}, 1)
 	defer a.end()
@@ -131,7 +131,7 @@ func (a *asking) run() (lease *Lease, err error) {
 		a.take(now)
 		switch {
 		case a.ctx.Err() != nil:
-			return nil, a.giveUp(context.Cause(a.ctx))
+			return nil, a.giveUp(ofCaller(context.Cause(a.ctx)))
 		case now >= a.limit():
 			return nil, a.giveUp(nil)
 		case a.winner != nil:
@@ -169,7 +169,7 @@ func (a *asking) decided(now time.Duration) error {
 	if a.held {
 		a.withdraw()
 	}
-	if len(a.inFlight) > 0 && now-a.quiet >= a.config.patience() {
+	if !a.held && len(a.inFlight) > 0 && now-a.quiet >= a.config.patience() {
 		a.quiet = now
 		a.countFailure(now, now)
 	}
@@ -196,11 +196,11 @@ func (a *asking) unbounded() bool {
 	return a.waiting && !ok && a.bound == forever
 }
 
-// outstanding: a command that may take the key was written, and its answer may still come. One that is older than a
-// TTL is not waited for.
+// outstanding: a command that may take the key was written, and its answer may still come. One that was written longer
+// than a TTL ago is not waited for.
 func (a *asking) outstanding(now time.Duration) bool {
 	for _, c := range a.taking {
-		if _, sent := c.sentAt(); sent && !c.taken && now-c.began < a.config.ttl {
+		if at, sent := c.sentAt(); sent && !c.taken && now-at < a.config.ttl {
 			return true
 		}
 	}
@@ -241,10 +241,13 @@ func (a *asking) wakeAt(now time.Duration) time.Duration {
 	if a.maySend(now) {
 		at = min(at, a.sendAt)
 	}
-	if len(a.inFlight) > 0 {
+	if !a.held && len(a.inFlight) > 0 {
 		at = min(at, later(a.quiet, a.config.patience()))
-		for _, c := range a.inFlight {
-			if old := later(c.began, a.config.ttl); old > now {
+	}
+	for _, c := range a.inFlight {
+		sent, _ := c.sentAt()
+		for _, since := range []time.Duration{c.began, sent} { // maySend and outstanding may change
+			if old := later(since, a.config.ttl); old > now {
 				at = min(at, old)
 			}
 		}
@@ -252,7 +255,8 @@ func (a *asking) wakeAt(now time.Duration) time.Duration {
 	return max(at, now)
 }
 
-// pause is how long to wait before the next try. It ends a little after the holder's key will have lapsed.
+// pause is how long to wait before the next try. It ends a little after the holder's key will have lapsed, of which
+// Redis tells whole milliseconds.
 func (a *asking) pause() time.Duration {
 	a.attempt++
 	var d time.Duration
@@ -262,7 +266,7 @@ func (a *asking) pause() time.Duration {
 		d = a.locker.clock.jitter(min(pollFirst<<min(a.attempt-1, 16), pollMost), 0.5)
 	}
 	if a.held && a.pttl > 0 {
-		d = min(d, later(a.pttl, a.locker.clock.jitter(pollFirst, 1)))
+		d = min(d, later(a.pttl, max(a.locker.clock.jitter(pollFirst, 1), 2*time.Millisecond)))
 	}
 	return d
 }
@@ -318,7 +322,7 @@ func (a *asking) draw(now time.Duration, c *command) bool {
 }
 
 func (a *asking) dispatch(now time.Duration, c *command) {
-	if len(a.inFlight) == 0 {
+	if a.held || len(a.inFlight) == 0 {
 		a.quiet = now
 	}
 	c.began = now
@@ -333,12 +337,14 @@ func (a *asking) listed() []*command {
 	return slices.Clone(a.taking[max(0, len(a.taking)-mostListed):])
 }
 
-// forget drops what was sent off two TTLs ago: whatever it took has lapsed, unless it is executed later still. A late
-// Yes is heard all the same.
+// forget drops what was written two TTLs ago: whatever it took has lapsed, unless it is executed later still. A late Yes
+// is heard all the same.
 func (a *asking) forget(now time.Duration) {
-	for len(a.taking) > 0 && now-a.taking[0].began >= later(a.config.ttl, a.config.ttl) {
-		a.taking = a.taking[1:]
-	}
+	two := later(a.config.ttl, a.config.ttl)
+	a.taking = slices.DeleteFunc(a.taking, func(c *command) bool {
+		sent, ok := c.sentAt()
+		return ok && now-sent >= two || !ok && now-c.began >= two && c.withdraw()
+	})
 }
 
 // take takes the answers that have come in, oldest first.
@@ -480,7 +486,9 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	if a.winner == w {
 		a.winner = nil
 	}
-	a.taking = without(a.taking, w)
+	if definite { // else it may hold the key for a while yet, and the settling script has to recognise it
+		a.taking = without(a.taking, w)
+	}
 	if a.waiting {
 		a.last, a.lastErr = answerError, why
 		if a.countFailure(a.now(), w.began) {

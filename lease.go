@@ -209,7 +209,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 	case err != nil:
 		return err
 	case c == nil:
-		return &opError{"renew", l.name(), context.Cause(ctx)}
+		return &opError{"renew", l.name(), ofCaller(context.Cause(ctx))}
 	}
 	timer := time.NewTimer(end - now)
 	defer timer.Stop()
@@ -232,7 +232,7 @@ func (l *Lease) renewed(ctx context.Context, c *command) error {
 	l.carryOut(found, err)
 	var cause error
 	if ctx.Err() != nil {
-		cause = context.Cause(ctx)
+		cause = ofCaller(context.Cause(ctx))
 	}
 	switch {
 	case err != nil:
