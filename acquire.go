@@ -95,9 +95,6 @@ func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting boo
 	lease, err := a.run()
 	if err != nil {
 		err = &opError{"acquire", key, err}
-		if t.timer != nil {
-			t.timer.Stop()
-		}
 	}
 	if c.observer == nil {
 		if lease != nil {
@@ -146,7 +143,7 @@ func (a *asking) run() (lease *Lease, err error) {
 		if a.maySend(now) && now >= a.sendAt && !a.send(now) {
 			continue
 		}
-		a.wakeIn(a.wakeAt(now) - now)
+		a.wakeAt(now, a.next(now))
 		wait(a.signal, a.ctx.Done())
 	}
 }
@@ -235,8 +232,8 @@ func (a *asking) silent(now time.Duration) (n int) {
 	return n
 }
 
-// wakeAt is when the loop should look again if no answer comes.
-func (a *asking) wakeAt(now time.Duration) time.Duration {
+// next is when the loop should look again if no answer comes.
+func (a *asking) next(now time.Duration) time.Duration {
 	at := a.limit()
 	if a.maySend(now) {
 		at = min(at, a.sendAt)
@@ -468,7 +465,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	start := w.sentTime()
 	sent := start
 	why := errTooLate
-	if end := later(sent, a.config.useful()); now < end {
+	if end := later(sent, a.config.useful()); now < end && !a.givenBack(w) {
 		if end-now >= a.config.useful()/3 {
 			return a.keep(start, sent), nil
 		}
@@ -525,8 +522,10 @@ func (a *asking) end() {
 	for c := a.answers; c != nil; c = c.next {
 		late = append(late, a.lateLocked(c))
 	}
-	if a.winner != a.kept {
-		late = append(late, a.claimLocked(a.winner))
+	if a.kept == nil {
+		if a.wakeNoMore(); a.winner != nil {
+			late = append(late, a.claimLocked(a.winner))
+		}
 	}
 	a.mu.Unlock()
 	for _, c := range late {
@@ -581,6 +580,13 @@ func (a *asking) giveUp(cause error) error {
 	return detailed(err, cause)
 }
 
+// givenBack: c's token has been given back. Even if it holds the key: the DEL may be on its way.
+func (a *acquisition) givenBack(c *command) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return c.cleaned
+}
+
 // claim returns whether c's token has yet to be given back, which is up to the caller then.
 func (a *acquisition) claim(c *command) bool {
 	a.mu.Lock()
@@ -626,7 +632,7 @@ func (a *asking) awaitAny(until time.Duration, done <-chan struct{}) bool {
 	if now >= until {
 		return false
 	}
-	a.wakeIn(until - now)
+	a.wakeAt(now, until)
 	if !wait(a.signal, done) {
 		return false
 	}

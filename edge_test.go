@@ -3,6 +3,7 @@ package redislease_test
 import (
 	"context"
 	"errors"
+	"net"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -947,6 +948,54 @@ func TestAKeyThatIsAboutToLapseIsNotWaitedForForAWholeBackoff(t *testing.T) {
 		}))
 		require.NoError(t, err)
 		require.LessOrEqual(t, b.now()-begun, time.Second+25*time.Millisecond)
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestATimeoutOfTheClientIsNoEndOfAContext(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		l := b.acquire(k)
+		dial := &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
+		b.fault(func(string, func() error) error { return dial })
+		_, err := k.TryAcquire(context.Background(), "other", redislease.WithAcquireTimeout(time.Second))
+		for _, err := range []error{err, l.Renew(context.Background()), l.Release()} {
+			require.ErrorContains(t, err, "dial")
+			require.NotErrorIs(t, err, context.DeadlineExceeded)
+			var op *net.OpError
+			require.ErrorAs(t, err, &op)
+		}
+	})
+}
+
+func TestAGrantThatIsBeingGivenBackIsNotKeptAfterAll(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		defer time.Sleep(2 * time.Hour)
+		k := b.locker(redislease.WithTTL(4 * time.Second))
+		redislease.SetRandom(k, func() float64 { return 0 })
+		begun := b.now()
+		var renewals atomic.Int32
+		b.fault(func(what string, execute func() error) error {
+			switch {
+			case what == "set":
+				defer time.Sleep(time.Hour)
+			case what == "settle" && b.now()-begun < 2500*time.Millisecond:
+				time.Sleep(2600*time.Millisecond - (b.now() - begun))
+				return errReset
+			case what == "renew" && renewals.Add(1) == 1:
+				return errReset
+			case what == "release":
+				time.Sleep(500 * time.Millisecond) // on its way
+			}
+			return execute()
+		})
+		l, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(10*time.Second))
+		require.NoError(t, err)
+		b.fault(nil)
+		time.Sleep(600 * time.Millisecond)
+		_, err = k.TryAcquire(context.Background(), "orders")
+		require.ErrorIs(t, err, redislease.ErrNotAcquired, "one holder at a time")
+		require.NoError(t, l.Err())
 		require.NoError(t, l.Release())
 	})
 }

@@ -327,10 +327,10 @@ func (l *Lease) delete(now time.Duration) (c *command, sent bool) {
 	c = l.deletion(l, &l.token)
 	c.waiter = l.signal
 	until := later(now, l.config.releaseBound())
-	l.timer.Reset(l.config.releaseBound())
-	defer l.timer.Stop()
+	defer l.wakeNoMore()
 	go c.run()
 	for {
+		l.wakeAt(now, until)
 		<-l.signal // perhaps one that is left over
 		l.mu.Lock()
 		arrived := c.arrived
@@ -341,7 +341,6 @@ func (l *Lease) delete(now time.Duration) (c *command, sent bool) {
 		if now = l.now(); now >= until {
 			return c, !c.withdraw()
 		}
-		l.timer.Reset(until - now)
 	}
 }
 
@@ -400,7 +399,7 @@ func (l *Lease) lookLocked(now time.Duration) found {
 	case l.schedule.capped(end):
 		return l.loseLocked(now, ErrMaxHold, nil)
 	case l.inner.Err() != nil:
-		return l.loseLocked(now, ErrUnconfirmed, ofCaller(context.Cause(l.inner)))
+		return l.loseLocked(now, ErrUnconfirmed, &hiding{context.Cause(l.inner), ownErrors})
 	case l.lastErr != nil:
 		return l.loseLocked(now, ErrUnconfirmed, l.lastErr)
 	case len(l.flights) > 0:
@@ -419,6 +418,7 @@ var (
 func (l *Lease) loseLocked(now time.Duration, reason, err error) found {
 	lost := &LostError{Key: l.name(), Reason: reason, Err: err, At: time.Now()}
 	f := l.endLocked(now, stateLost, lost)
+	l.wakeNoMore()
 	f.deliver = l.pushLocked(Event{Kind: EventLost, Err: lost})
 	return f
 }

@@ -104,6 +104,7 @@ type target struct {
 	base   instant         // what readings of the clock are relative to
 	ahead  atomic.Int64    // see clock.elapsed
 	timer  *time.Timer     // calls fire
+	armed  atomic.Int64    // when it will, at the latest; 0: it is not known to
 	signal chan struct{}   // an answer has come in, or the timer fired: look again
 	lease  atomic.Pointer[Lease]
 }
@@ -111,17 +112,31 @@ type target struct {
 // fire is called by the timer, on a goroutine of its own: for the watchdog of a lease that is held, and otherwise for
 // whoever waits on signal.
 func (t *target) fire() {
+	t.armed.Store(0) // first: whoever arms the timer before is seen to by the look that follows
 	if l := t.lease.Load(); l == nil || !l.watch() {
 		t.ring()
 	}
 }
 
-// wakeIn has the timer fire, once.
-func (t *target) wakeIn(d time.Duration) {
-	if t.timer == nil {
+// wakeAt has the timer fire at the given time, or earlier: there is no need to move it then, which is dear. Whoever is
+// woken looks at the clock anyway.
+func (t *target) wakeAt(now, at time.Duration) {
+	if armed := time.Duration(t.armed.Load()); armed != 0 && armed <= at {
+		return
+	}
+	t.armed.Store(int64(max(at, 1)))
+	if d := max(0, at-now); t.timer == nil {
 		t.timer = time.AfterFunc(d, t.fire)
 	} else {
 		t.timer.Reset(d)
+	}
+}
+
+// wakeNoMore keeps the timer from firing, if it has not already.
+func (t *target) wakeNoMore() {
+	if t.timer != nil {
+		t.timer.Stop()
+		t.armed.Store(0)
 	}
 }
 
@@ -236,7 +251,8 @@ func (c *command) run() {
 	err = c.process()
 }
 
-// process has the client execute c. A refused SET costs go-redis a fifth of the allocations if it is read as a bool.
+// process has the client execute c. A refused SET costs go-redis a fifth of the allocations if it is read as a bool; the
+// price is that a reply of another form, from a proxy say, is not told from a Yes or a No.
 func (c *command) process() error {
 	if c.kind == kindSet {
 		cmd := redis.NewBoolCmd(c, c.arguments()...)

@@ -122,5 +122,5 @@ func (l *Lease) watch() bool {
 
 // rearmLocked has the watchdog look again when the schedule says. It follows whatever has changed the schedule.
 func (l *Lease) rearmLocked(now time.Duration) {
-	l.wakeIn(max(0, l.schedule.wake(now, l.inFlightLocked(now))-now))
+	l.wakeAt(now, l.schedule.wake(now, l.inFlightLocked(now)))
 }
