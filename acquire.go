@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -54,9 +55,9 @@ type acquisition struct {
 	token token         // of first
 
 	mu      sync.Mutex
-	answers *command // not yet taken by the caller's goroutine; newest first
-	over    bool     // the acquisition has ended
-	kept    *command // then: whose token the lease has, if there is one
+	answers *command    // not yet taken by the caller's goroutine; newest first
+	over    atomic.Bool // the acquisition has ended; changed under mu
+	kept    *command    // whose token the lease has, if there is one; fixed then
 }
 
 // lastAnswer is what the last answer said.
@@ -125,7 +126,9 @@ func (a *asking) run() (lease *Lease, err error) {
 	defer a.end()
 	for {
 		now := a.now()
-		a.take(now)
+		if len(a.inFlight) > 0 {
+			a.take(now)
+		}
 		switch {
 		case a.ctx.Err() != nil:
 			return nil, a.giveUp(ofCaller(context.Cause(a.ctx)))
@@ -465,7 +468,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	start := w.sentTime()
 	sent := start
 	why := errTooLate
-	if end := later(sent, a.config.useful()); now < end && !a.givenBack(w) {
+	if end := later(sent, a.config.useful()); now < end && !w.cleaned { // if it was given back the DEL may be on its way
 		if end-now >= a.config.useful()/3 {
 			return a.keep(start, sent), nil
 		}
@@ -506,9 +509,7 @@ func (a *asking) orUnknown(err error, definite bool) error {
 
 // keep ends the acquisition with a lease.
 func (a *asking) keep(start, sent time.Duration) *Lease {
-	a.mu.Lock()
 	a.kept = a.winner
-	a.mu.Unlock()
 	return newLease(a.target, a.winner.token, start, sent)
 }
 
@@ -517,7 +518,7 @@ func (a *asking) keep(start, sent time.Duration) *Lease {
 func (a *asking) end() {
 	a.withdraw()
 	a.mu.Lock()
-	a.over = true
+	a.over.Store(true)
 	var late []*command
 	for c := a.answers; c != nil; c = c.next {
 		late = append(late, a.lateLocked(c))
@@ -578,13 +579,6 @@ func (a *asking) giveUp(cause error) error {
 		return cause
 	}
 	return detailed(err, cause)
-}
-
-// givenBack: c's token has been given back. Even if it holds the key: the DEL may be on its way.
-func (a *acquisition) givenBack(c *command) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return c.cleaned
 }
 
 // claim returns whether c's token has yet to be given back, which is up to the caller then.
@@ -660,17 +654,14 @@ func (a *acquisition) wanted(c *command) (time.Duration, bool) {
 	if c.kind == kindRelease && !c.check {
 		return now, now-c.began < later(a.config.ttl, a.config.ttl)
 	}
-	a.mu.Lock()
-	over := a.over
-	a.mu.Unlock()
-	return now, !over && now < a.bound && a.ctx.Err() == nil
+	return now, !a.over.Load() && now < a.bound && a.ctx.Err() == nil
 }
 
 // answered implements owner. After the end a Yes for a token that no lease has is answered by giving it back.
 func (a *acquisition) answered(c *command) {
 	a.mu.Lock()
 	var late *command
-	if over := a.over; !over {
+	if !a.over.Load() {
 		c.next, a.answers = a.answers, c
 		a.ring()
 	} else {

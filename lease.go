@@ -477,14 +477,14 @@ func (l *Lease) sendLocked(ctx context.Context, now time.Duration, waiter chan s
 	return c
 }
 
-// wanted implements owner.
+// wanted implements owner. A release always is, until it is withdrawn; nobody asks when it was sent.
 func (l *Lease) wanted(c *command) (time.Duration, bool) {
+	if c.kind == kindRelease {
+		return 0, true
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
-	if c.kind == kindRelease {
-		return now, true
-	}
 	ok := l.state == stateHeld && now < l.schedule.end()
 	return now, ok && (c.manual || l.inner.Err() == nil && !l.schedule.capped(now))
 }

@@ -198,7 +198,7 @@ type command struct {
 	waiter   chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
 
 	mu   sync.Mutex
-	sent time.Duration // when it was first written, by the owner's clock
+	sent atomic.Int64 // when it was first written, by the owner's clock, plus 1; 0: not yet
 
 	// The answer, fixed before the owner hears of it.
 	code int64 // settle: the index, or the PTTL in ms. renew, release: what the script returned
@@ -417,9 +417,8 @@ func (c *command) withdraw() bool {
 
 // sentAt returns when c was first written, and whether it was.
 func (c *command) sentAt() (time.Duration, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sent, c.writes > 0
+	sent := c.sent.Load()
+	return time.Duration(sent - 1), sent != 0
 }
 
 // sentTime is when a command that was answered had been sent.
@@ -438,7 +437,7 @@ func (c *command) MarshalBinary() ([]byte, error) {
 		return stampZero, nil
 	}
 	if c.writes == 0 {
-		c.sent = now
+		c.sent.Store(int64(now) + 1)
 	}
 	c.writes++
 	return c.stamp(), nil
