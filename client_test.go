@@ -25,7 +25,7 @@ func TestNoOptionOfTheClientHoldsALeaseUp(t *testing.T) {
 		"defaults":                func(*redis.Options) {},
 		"no read timeout":         func(o *redis.Options) { o.ReadTimeout = -1 },
 		"the context's deadline":  func(o *redis.Options) { o.ContextTimeoutEnabled = true },
-		"many retries":            func(o *redis.Options) { o.MaxRetries = 10 },
+		"many retries":            func(o *redis.Options) { o.MaxRetries, o.MaxRetryBackoff = 10, 10*time.Millisecond },
 		"no retries":              func(o *redis.Options) { o.MaxRetries = -1 },
 		"one connection":          func(o *redis.Options) { o.PoolSize = 1 },
 		"the second protocol":     func(o *redis.Options) { o.Protocol = 2 },

@@ -1,7 +1,9 @@
 package redislease_test
 
 import (
+	"bytes"
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -15,7 +17,22 @@ import (
 	"github.com/redislease/redislease/internal/redistest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain checks that no goroutine is left. A command that was left behind ends when go-redis gives it up, which may
+// be a while after its test.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(patient{m}) }
+
+type patient struct{ *testing.M }
+
+func (p patient) Run() int {
+	code := p.M.Run()
+	stacks := make([]byte, 16<<20)
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if n := runtime.Stack(stacks, true); !bytes.Contains(stacks[:n], []byte("redislease.(*command).run")) {
+			break
+		}
+	}
+	return code
+}
 
 // patience is how long a test waits for what has to happen. It is no assertion about speed.
 const patience = 20 * time.Second
