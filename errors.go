@@ -47,6 +47,7 @@ type LostError struct {
 	At     time.Time // when the lease was found to be lost
 }
 
+// Error names the key, the reason and, if there is one, the error behind it.
 func (e *LostError) Error() string {
 	if e.Err != nil {
 		return fmt.Sprintf("redislease: lease %q lost: %v: %v", e.Key, e.Reason, e.Err)
