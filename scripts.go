@@ -59,7 +59,7 @@ type verdict uint8
 const (
 	unanswered verdict = iota
 	yes                // executed, and it did what it is for
-	no                 // executed, and it changed nothing: see reply
+	no                 // executed, and it changed nothing: see code
 	failed             // certainly not executed
 	unknown            // may have been executed or not, now or later
 )
@@ -182,7 +182,7 @@ type owner interface {
 // starts, and when a command that nobody wants becomes one that Redis refuses. An error instead would make go-redis
 // close the connection and fail whatever else is in the same pipeline.
 //
-// A command is also the context that go-redis gets with it.
+// A command is also the context that go-redis gets with it: its ctx, without a deadline.
 type command struct {
 	*target
 	ctx    context.Context
