@@ -129,6 +129,7 @@ func (a *asking) run() (lease *Lease, err error) {
 		if len(a.inFlight) > 0 {
 			a.take(now)
 		}
+		a.forget(now)
 		switch {
 		case a.ctx.Err() != nil:
 			return nil, a.giveUp(ofCaller(context.Cause(a.ctx)))
@@ -360,7 +361,6 @@ func (a *asking) take(now time.Duration) {
 	for ; oldest != nil; oldest = oldest.next {
 		a.learn(now, oldest)
 	}
-	a.forget(now)
 }
 
 // learn takes one answer into account.
@@ -468,7 +468,8 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	start := w.sentTime()
 	sent := start
 	why := errTooLate
-	if end := later(sent, a.config.useful()); now < end && !w.cleaned { // if it was given back the DEL may be on its way
+	end := min(later(sent, a.config.useful()), later(start, a.config.maxHold))
+	if now < end && !w.cleaned { // if it was given back the DEL may be on its way
 		if end-now >= a.config.useful()/3 {
 			return a.keep(start, sent), nil
 		}

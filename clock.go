@@ -18,6 +18,8 @@ type clock struct {
 	since func(base instant) (monotonic, wall time.Duration)
 	// boot reads a clock that runs during a suspend, too; false where there is none.
 	boot func() (time.Duration, bool)
+	// afterFunc is time.AfterFunc.
+	afterFunc func(d time.Duration, f func()) *time.Timer
 	// random is uniform in [0, 1).
 	random func() float64
 }
@@ -33,8 +35,9 @@ var systemClock = clock{
 		now := time.Now()
 		return now.Sub(base.time), now.Round(0).Sub(base.time.Round(0)) // Round(0) strips the monotonic reading
 	},
-	boot:   bootTime,
-	random: rand.Float64,
+	boot:      bootTime,
+	afterFunc: time.AfterFunc,
+	random:    rand.Float64,
 }
 
 func (c *clock) now() instant {

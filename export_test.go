@@ -30,6 +30,14 @@ func SetSkew(k *Locker, s *Skew) {
 	}
 }
 
+// SetClock makes k read its clocks, set its timers and draw its jitter through the given functions. since takes a base by
+// when it was, so that clocks can be off by more or less from then on.
+func SetClock(k *Locker, since func(base time.Time) (monotonic, wall time.Duration), boot func() (time.Duration, bool),
+	afterFunc func(time.Duration, func()) *time.Timer, random func() float64) {
+	k.clock.since = func(base instant) (monotonic, wall time.Duration) { return since(base.time) }
+	k.clock.boot, k.clock.afterFunc, k.clock.random = boot, afterFunc, random
+}
+
 // SetRandom makes k draw its jitter from f.
 func SetRandom(k *Locker, f func() float64) { k.clock.random = f }
 

@@ -211,13 +211,10 @@ func (l *Lease) Renew(ctx context.Context) error {
 	case c == nil:
 		return &opError{"renew", l.name(), ofCaller(context.Cause(ctx))}
 	}
-	timer := time.NewTimer(end - now)
+	waiter := c.waiter
+	timer := l.locker.clock.afterFunc(end-now, func() { signal(waiter) })
 	defer timer.Stop()
-	select {
-	case <-c.waiter:
-	case <-ctx.Done():
-	case <-timer.C:
-	}
+	wait(waiter, ctx.Done())
 	return l.renewed(ctx, c)
 }
 

@@ -46,15 +46,20 @@ func TestTheScheduleOfALease(t *testing.T) {
 		{name: "and never later than after a twentieth of the TTL",
 			steps: func(sc *schedule) {
 				for range 1000 {
+					sc.begin(11 * s)
 					sc.failed(11*s, 0)
 				}
 			}, now: 11 * s, wake: 11*s + 30*s/20, end: 28 * s},
 		{name: "and never for more than half of the trust that is left",
 			steps: func(sc *schedule) {
 				for range 10 {
+					sc.begin(27*s + 600*time.Millisecond)
 					sc.failed(27*s+600*time.Millisecond, 0)
 				}
 			}, now: 27*s + 600*time.Millisecond, wake: 27*s + 800*time.Millisecond, end: 28 * s},
+		{name: "another that fails meanwhile puts nothing off",
+			steps: func(sc *schedule) { sc.begin(11 * s); sc.failed(11*s, 0); sc.failed(11*s+1, 0) }, now: 11*s + 1,
+			wake: 11*s + 30*s/320, end: 28 * s},
 		{name: "a confirmed one moves trust and starts the pauses anew",
 			steps: func(sc *schedule) { sc.failed(11*s, 0); sc.failed(11*s, 0); sc.confirm(12*s, 0); sc.failed(13*s, 0) },
 			now:   13 * s, wake: 13*s + 30*s/320, end: 39 * s},

@@ -104,7 +104,7 @@ type target struct {
 	base   instant         // what readings of the clock are relative to
 	ahead  atomic.Int64    // see clock.elapsed
 	timer  *time.Timer     // calls fire
-	armed  atomic.Int64    // when it will, at the latest; 0: it is not known to
+	armed  atomic.Int64    // when it will, by the monotonic clock, which timers follow; 0: it is not known to
 	signal chan struct{}   // an answer has come in, or the timer fired: look again
 	lease  atomic.Pointer[Lease]
 }
@@ -121,12 +121,13 @@ func (t *target) fire() {
 // wakeAt has the timer fire at the given time, or earlier: there is no need to move it then, which is dear. Whoever is
 // woken looks at the clock anyway.
 func (t *target) wakeAt(now, at time.Duration) {
-	if armed := time.Duration(t.armed.Load()); armed != 0 && armed <= at {
+	due := int64(at) - t.ahead.Load()
+	if armed := t.armed.Load(); armed != 0 && armed <= due {
 		return
 	}
-	t.armed.Store(int64(max(at, 1)))
+	t.armed.Store(max(due, 1))
 	if d := max(0, at-now); t.timer == nil {
-		t.timer = time.AfterFunc(d, t.fire)
+		t.timer = t.locker.clock.afterFunc(d, t.fire)
 	} else {
 		t.timer.Reset(d)
 	}

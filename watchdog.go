@@ -74,7 +74,7 @@ func (s *schedule) begin(now time.Duration) { s.renewAt = later(now, s.config.si
 
 // failed takes note of a renewal that was not confirmed, and has another follow after a pause that doubles up to a
 // twentieth of the TTL, and never takes more than half of the trust that is left. spread, from 0 to 1, shortens it by
-// up to half.
+// up to half. It puts nothing off that is due earlier.
 func (s *schedule) failed(now time.Duration, spread float64) {
 	pause := s.config.ttl / 20
 	if s.tries < 4 {
@@ -82,7 +82,11 @@ func (s *schedule) failed(now time.Duration, spread float64) {
 	}
 	s.tries++
 	pause = min(pause, (s.trust-now)/2)
-	s.renewAt = later(now, max(pause-time.Duration(spread*float64(pause/2)), time.Millisecond))
+	at := later(now, max(pause-time.Duration(spread*float64(pause/2)), time.Millisecond))
+	if s.renewAt > now {
+		at = min(at, s.renewAt)
+	}
+	s.renewAt = at
 }
 
 // wake is when the watchdog should look again: for the next renewal, for the end, and in between for the clock, which

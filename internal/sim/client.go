@@ -1,0 +1,149 @@
+package sim
+
+import (
+	"context"
+	"encoding"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+type (
+	acquisitionKey struct{} // of the acquisition in a context
+	manualKey      struct{} // of a call of Renew
+)
+
+// client is a go-redis client in a process, wrapped as users wrap theirs. What the wrapper adds is a delay of less than
+// a microsecond, by which no two commands of a process ever set out at one instant, and now and then a hook that
+// misbehaves.
+type client struct {
+	p     *process
+	redis *redis.Client
+}
+
+func newClient(p *process) *client {
+	c := from(p.place, name("client"))
+	o := &redis.Options{
+		Addr:            "127.0.0.1:1", // a name would be looked up outside of the bubble
+		PoolSize:        10000,         // waiting for a turn uses timers from outside of the bubble
+		DisableIdentity: true,
+		MinRetryBackoff: -1, // its jitter would come from a source that all share
+		Protocol:        2 + c.below(2),
+		ReadTimeout:     []time.Duration{0, 300 * time.Millisecond, time.Second, -1}[c.below(4)],
+
+		ContextTimeoutEnabled:    c.hits(0.5),
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		p.gate()
+		conn := p.w.dial(p)
+		if r := from(conn.place, name("dial")); r.hits(p.w.weather.refusedDials) && !p.w.healed(time.Now()) {
+			p.w.count("connection refused")
+			_ = conn.Close()
+			return nil, &net.OpError{Op: "dial", Net: "sim", Err: syscall.ECONNREFUSED}
+		}
+		return conn, nil
+	}
+	return &client{p, redis.NewClient(o)}
+}
+
+var errOfHook = errors.New("a hook failed")
+
+// Process implements [redislease.RedisClient].
+func (c *client) Process(ctx context.Context, cmd redis.Cmder) error {
+	a, _ := ctx.Value(acquisitionKey{}).(*acquisition)
+	w, tokens := identify(cmd)
+	o := c.p.w.oracle
+	x := from(c.p.place, a.id, uint64(w), uint64(len(tokens)), uint64(time.Now().UnixNano()))
+	time.Sleep(x.between(1, time.Microsecond))
+	c.p.gate()
+	called := o.calling(a, w, tokens, ctx.Value(manualKey{}) != nil)
+	err := errOfHook // unless it returns
+	defer func() {
+		yes, index := isYes(cmd, w, err)
+		o.answered(called, yes, index, err)
+	}()
+	err = c.process(ctx, cmd, a, x)
+	return err
+}
+
+// process executes the command, under a hook that may misbehave.
+func (c *client) process(ctx context.Context, cmd redis.Cmder, a *acquisition, x *chance) error {
+	w := c.p.w
+	if !x.hits(w.weather.hooks) || w.healed(time.Now()) {
+		return c.redis.Process(ctx, cmd)
+	}
+	fail := func() error {
+		cmd.SetErr(errOfHook)
+		return errOfHook
+	}
+	switch x.below(5) {
+	case 0:
+		w.count("hook that fails before the command")
+		return fail()
+	case 1:
+		w.count("hook that fails after the command")
+		_ = c.redis.Process(ctx, cmd)
+		return fail()
+	case 2:
+		w.count("hook that sends a command twice")
+		w.oracle.hooked(a)
+		_ = c.redis.Process(ctx, cmd)
+		cmd.SetErr(nil)
+		return c.redis.Process(ctx, cmd)
+	case 3:
+		w.count("hook that panics")
+		if x.hits(0.5) {
+			_ = c.redis.Process(ctx, cmd)
+		}
+		cmd.SetErr(errOfHook)
+		panic(errOfHook)
+	default:
+		w.count("hook that is slow")
+		err := c.redis.Process(ctx, cmd)
+		c.p.sleep(x.between(0, ttlMost))
+		return err
+	}
+}
+
+// identify tells what a command is, and its tokens. The last argument is not looked at: that is asking whether the
+// command is still wanted.
+func identify(cmd redis.Cmder) (w what, tokens []string) {
+	args := cmd.Args()
+	if w = whatSet; cmd.Name() == "eval" {
+		w = scriptOf(args[1].(string))
+	}
+	for _, arg := range args[:len(args)-1] {
+		if token, ok := arg.(encoding.BinaryMarshaler); ok {
+			b, _ := token.MarshalBinary()
+			tokens = append(tokens, string(b))
+		}
+	}
+	return w, tokens
+}
+
+// isYes reads an answer as the documentation of the scripts says.
+func isYes(cmd redis.Cmder, w what, err error) (yes bool, index int64) {
+	if err != nil || cmd.Err() != nil {
+		return false, 0
+	}
+	switch c := cmd.(type) {
+	case interface{ Val() bool }:
+		return c.Val(), 0
+	case interface{ Val() any }:
+		switch v := c.Val().(type) {
+		case int64:
+			return v == 1, 0
+		case []any:
+			if len(v) == 2 && v[0] == int64(1) {
+				index, _ = v[1].(int64)
+				return true, index
+			}
+		}
+	}
+	return false, 0
+}

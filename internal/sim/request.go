@@ -1,0 +1,121 @@
+package sim
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// what a request is for.
+type what uint8
+
+const (
+	whatOther what = iota // the handshake
+	whatSet
+	whatSettle
+	whatRenew
+	whatRelease
+)
+
+func (w what) String() string { return [...]string{"other", "set", "settle", "renew", "release"}[w] }
+
+// mayTake: it may take the key.
+func (w what) mayTake() bool { return w == whatSet || w == whatSettle }
+
+// request is a command on the wire.
+type request struct {
+	args   []string
+	what   what
+	key    string
+	tokens []string
+	stamp  string // the last argument: the TTL in ms, or 0 for a command that nobody wants any more
+	at     time.Time
+}
+
+// own is the token that a request carries for itself: the last.
+func (r *request) own() string { return r.tokens[len(r.tokens)-1] }
+
+func (r *request) ttl() time.Duration {
+	ms, _ := strconv.Atoi(r.stamp)
+	return time.Duration(ms) * time.Millisecond
+}
+
+// scriptOf tells the library's scripts apart by what they do.
+func scriptOf(text string) what {
+	switch {
+	case strings.Contains(text, "PEXPIRE"):
+		return whatRenew
+	case strings.Contains(text, "'DEL'"):
+		return whatRelease
+	default:
+		return whatSettle
+	}
+}
+
+// parse takes the requests of one write apart. go-redis writes whole commands.
+func parse(b []byte, at time.Time) (requests []*request) {
+	for len(b) > 0 {
+		n := 0
+		n, b = number(b, '*')
+		r := &request{args: make([]string, n), at: at}
+		for i := range r.args {
+			n, b = number(b, '$')
+			r.args[i], b = string(b[:n]), b[n+2:]
+		}
+		switch a := r.args; strings.ToLower(a[0]) {
+		case "set":
+			r.what, r.key, r.tokens, r.stamp = whatSet, a[1], a[2:3], a[len(a)-1]
+		case "eval":
+			r.what, r.key, r.tokens, r.stamp = scriptOf(a[1]), a[3], a[4:len(a)-1], a[len(a)-1]
+		}
+		requests = append(requests, r)
+	}
+	return requests
+}
+
+func number(b []byte, mark byte) (int, []byte) {
+	line, rest, _ := bytes.Cut(b, []byte("\r\n"))
+	if len(line) < 2 || line[0] != mark {
+		panic(fmt.Sprintf("sim: not a request: %q", b))
+	}
+	n, err := strconv.Atoi(string(line[1:]))
+	if err != nil {
+		panic(err)
+	}
+	return n, rest
+}
+
+// Replies, besides int64, string and []any.
+type (
+	status string
+	fault  string
+	null   struct{}
+)
+
+// render writes a reply in RESP 2 or 3.
+func render(b []byte, v any, resp3 bool) []byte {
+	switch v := v.(type) {
+	case status:
+		return fmt.Appendf(b, "+%s\r\n", string(v))
+	case fault:
+		return fmt.Appendf(b, "-%s\r\n", string(v))
+	case int64:
+		return fmt.Appendf(b, ":%d\r\n", v)
+	case string:
+		return fmt.Appendf(b, "$%d\r\n%s\r\n", len(v), v)
+	case null:
+		if resp3 {
+			return append(b, "_\r\n"...)
+		}
+		return append(b, "$-1\r\n"...)
+	case []any:
+		b = fmt.Appendf(b, "*%d\r\n", len(v))
+		for _, x := range v {
+			b = render(b, x, resp3)
+		}
+		return b
+	}
+	panic(fmt.Sprintf("sim: no reply: %T", v))
+}

@@ -1,0 +1,89 @@
+package redislease_test
+
+import (
+	"flag"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redislease/redislease"
+	"github.com/redislease/redislease/internal/sim"
+)
+
+var (
+	simSeed  = flag.Uint64("sim.seed", 0, "run the simulation with this seed only, and print its history with -v")
+	simSeeds = flag.Uint64("sim.seeds", 0, "run the simulation with this many seeds")
+	simLua   = flag.Bool("sim.lua", false, "with -sim.seed or -sim.seeds: run the scripts on miniredis instead of a stub")
+)
+
+// simulate runs a world.
+func simulate(t *testing.T, seed uint64, lua bool, configure ...func(*sim.Config)) sim.Report {
+	t.Helper()
+	c := sim.Config{
+		Seed: seed, Lua: lua, Virtual: 10 * time.Minute,
+		SetClock: func(k *redislease.Locker, c sim.Clock) {
+			redislease.SetClock(k, c.Since, c.Boot, c.AfterFunc, c.Random)
+		},
+	}
+	for _, f := range configure {
+		f(&c)
+	}
+	return sim.Run(t, c)
+}
+
+// sound fails the test if the oracle found the library wrong, and says how to see it again.
+func sound(t *testing.T, seed uint64, lua bool, r sim.Report) {
+	t.Helper()
+	for _, v := range r.Violations {
+		t.Errorf("seed %d: %s", seed, v)
+	}
+	if len(r.Violations) > 0 {
+		t.Errorf("to see its history: go test -run 'TestSimulation$' -v -sim.seed=%d -sim.lua=%v .", seed, lua)
+	}
+}
+
+func TestSimulation(t *testing.T) {
+	if *simSeed != 0 {
+		r := simulate(t, *simSeed, *simLua, func(c *sim.Config) {
+			c.Trace = func(line string) {
+				if testing.Verbose() {
+					fmt.Println(line)
+				}
+			}
+		})
+		sound(t, *simSeed, *simLua, r)
+		t.Logf("%+v", r)
+		return
+	}
+	seeds := uint64(48)
+	if *simSeeds != 0 {
+		seeds = *simSeeds
+	}
+	var total sim.Tally
+	for seed := uint64(1); seed <= seeds; seed++ {
+		r := simulate(t, seed, *simLua)
+		sound(t, seed, *simLua, r)
+		total.Add(r.Tally)
+	}
+	t.Logf("%d worlds: %d faults, %+v", seeds, total.Injected(), total)
+}
+
+func TestSimulationIsTheSameAtAnyGOMAXPROCS(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for seed := uint64(1); seed <= 8; seed++ {
+		runtime.GOMAXPROCS(1)
+		once := simulate(t, seed, false)
+		runtime.GOMAXPROCS(4)
+		again := simulate(t, seed, false)
+		require.Equal(t, once, again, "seed %d", seed)
+	}
+}
+
+func TestSimulationAgreesWithTheRealScripts(t *testing.T) {
+	for seed := uint64(1); seed <= 4; seed++ {
+		require.Equal(t, simulate(t, seed, false), simulate(t, seed, true), "seed %d", seed)
+	}
+}
