@@ -34,7 +34,7 @@ func bubble(t *testing.T, test func(t *testing.T, b *bubbled)) {
 			MinRetryBackoff: -1,
 		})
 		b.operator = b.redis
-		client := &hooked{b}
+		client := &hooked{b: b}
 		b.client = client
 		defer m.Close()
 		defer func() { _ = b.redis.Close() }()
@@ -63,10 +63,16 @@ type sent struct {
 	at   time.Duration // since the start
 }
 
-type hooked struct{ b *bubbled }
+type hooked struct {
+	b    *bubbled
+	look func(redis.Cmder) // at each command, if set
+}
 
 func (h *hooked) Process(ctx context.Context, cmd redis.Cmder) error {
 	what := nameOf(cmd)
+	if h.look != nil {
+		h.look(cmd)
+	}
 	h.b.mu.Lock()
 	h.b.log = append(h.b.log, sent{what, h.b.now()})
 	hook := h.b.hook
@@ -564,5 +570,83 @@ func TestDoSendsNoSecondReleaseOnItsFunctionsBehalf(t *testing.T) {
 		})
 		require.ErrorIs(t, err, redislease.ErrReleased)
 		require.Len(t, b.sent("release", begun), 1)
+	})
+}
+
+func TestATimerFromBeforeASuspendIsNotReliedUpon(t *testing.T) {
+	// The simulation found it: a timer follows the monotonic clock, so after a suspend it fires later by as much.
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var s redislease.Skew
+		k := b.locker()
+		redislease.SetSkew(k, &s)
+		redislease.SetRandom(k, func() float64 { return 0 })
+		l := b.acquire(k)
+		acquired := b.now()
+		answer := make(chan struct{})
+		b.fault(func(string, func() error) error { <-answer; return errReset })
+		time.Sleep(10500 * time.Millisecond) // the first renewal is silent, and the second is due in 2.5 s
+		s.Suspend(4 * time.Second)
+		b.fault(func(string, func() error) error { return errReset })
+		close(answer)
+		time.Sleep(time.Second)
+		at := b.sent("renew", acquired+10500*time.Millisecond)
+		require.NotEmpty(t, at, "it is followed up soon after it failed")
+		require.NoError(t, l.Err())
+		b.fault(nil)
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestAKeyFoundAfterItsLongestHoldIsGivenBack(t *testing.T) {
+	// The simulation found it: a renewal was sent to confirm a lease that was over before it began.
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		b.fault(func(what string, execute func() error) error {
+			switch {
+			case what == "set":
+				_ = execute()
+				return errReset
+			case what == "settle" && b.now() < 12*time.Second:
+				return errReadonly
+			}
+			return execute()
+		})
+		begun := b.now()
+		l, err := k.Acquire(context.Background(), "orders", redislease.WithMaxHold(10*time.Second),
+			redislease.WithAcquireTimeout(time.Minute))
+		require.NoError(t, err)
+		require.Greater(t, b.now()-begun, 11*time.Second)
+		require.Empty(t, b.sent("renew", begun))
+		require.Len(t, b.sent("release", begun), 1)
+		require.WithinDuration(t, time.Now().Add(10*time.Second), l.Until(), 0, "another grant, with a hold of its own")
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestTokensOlderThanTwoTTLsAreNotAskedAbout(t *testing.T) {
+	// The simulation found it: they were, where nothing was in flight meanwhile.
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker(redislease.WithTTL(time.Second), redislease.WithBackoff(func(int) time.Duration { return 3 * time.Second }))
+		var asked []int
+		b.client.(*hooked).look = func(cmd redis.Cmder) {
+			if nameOf(cmd) == "settle" {
+				asked = append(asked, len(cmd.Args())-5) // beside eval, the script, 1, the key and the TTL
+			}
+		}
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "by hand", 2*time.Second).Err())
+		b.fault(func(what string, execute func() error) error {
+			switch {
+			case what == "set":
+				_ = execute()
+				return errReset
+			case len(asked) == 1:
+				return errReadonly
+			}
+			return execute()
+		})
+		l, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(time.Minute))
+		require.NoError(t, err)
+		require.Equal(t, []int{2, 1}, asked)
+		require.NoError(t, l.Release())
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -41,7 +42,7 @@ func sound(t *testing.T, seed uint64, lua bool, r sim.Report) {
 		t.Errorf("seed %d: %s", seed, v)
 	}
 	if len(r.Violations) > 0 {
-		t.Errorf("to see its history: go test -run 'TestSimulation$' -v -sim.seed=%d -sim.lua=%v .", seed, lua)
+		t.Fatalf("to see its history: go test -run 'TestSimulation$' -v -sim.seed=%d -sim.lua=%v .", seed, lua)
 	}
 }
 
@@ -55,20 +56,29 @@ func TestSimulation(t *testing.T) {
 			}
 		})
 		sound(t, *simSeed, *simLua, r)
-		t.Logf("%+v", r)
+		t.Logf("%v", r.Tally)
 		return
 	}
-	seeds := uint64(48)
+	seeds := uint64(24)
 	if *simSeeds != 0 {
 		seeds = *simSeeds
 	}
+	var mu sync.Mutex
 	var total sim.Tally
-	for seed := uint64(1); seed <= seeds; seed++ {
-		r := simulate(t, seed, *simLua)
-		sound(t, seed, *simLua, r)
-		total.Add(r.Tally)
+	t.Cleanup(func() { t.Logf("%d worlds\n%v", seeds, total) })
+	parts := uint64(runtime.GOMAXPROCS(0))
+	for part := range parts {
+		t.Run(fmt.Sprintf("part %d of %d", part+1, parts), func(t *testing.T) {
+			t.Parallel()
+			for seed := part + 1; seed <= seeds; seed += parts {
+				r := simulate(t, seed, *simLua)
+				sound(t, seed, *simLua, r)
+				mu.Lock()
+				total.Add(r.Tally)
+				mu.Unlock()
+			}
+		})
 	}
-	t.Logf("%d worlds: %d faults, %+v", seeds, total.Injected(), total)
 }
 
 func TestSimulationIsTheSameAtAnyGOMAXPROCS(t *testing.T) {

@@ -19,6 +19,7 @@ const (
 	writtenTooLate      = "a command that may take the key was written after its acquisition had ended"
 	listsTooMuch        = "the settling script is asked about too many, too old, or other people's tokens"
 	renewedAfterEnd     = "a renewal was written for a lease that has ended, or that nobody has"
+	renewedForNobody    = "a renewal was asked for although the caller's context had ended"
 	renewedBeyondCap    = "a renewal was written beyond a cap"
 	deletedAnothers     = "a release deleted another's key"
 	tookHeld            = "a command took a key that another held"
@@ -629,6 +630,9 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 	case w == whatRenew && c.held:
 		g.flights = append(g.flights, c)
 		g.followBy = time.Time{}
+		if a.ctx.Err() != nil && !manual && !a.p.stood(c.at.Add(-time.Millisecond), 0) {
+			o.violateLocked(a, renewedForNobody, "%v", context.Cause(a.ctx))
+		}
 		if n := a.terms.maxRenewals; n >= 0 && g.confirmed >= n && !manual {
 			o.violateLocked(a, renewedBeyondCap, "%d confirmed of %d", g.confirmed, n)
 		}

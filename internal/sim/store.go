@@ -70,7 +70,7 @@ func (s *stub) close() {}
 func (s *stub) do(r *request) any {
 	if r.stamp == "0" {
 		if r.what == whatSet {
-			return fault("ERR invalid expire time in 'set' command")
+			return fault("ERR invalid expire time in set")
 		}
 		return fault("ERR withdrawn")
 	}

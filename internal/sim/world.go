@@ -11,6 +11,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -87,6 +89,25 @@ func (t *Tally) Injected() (n int) {
 		n += k
 	}
 	return n
+}
+
+// String returns the figures as lines of text.
+func (t Tally) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%.0f virtual hours\n", t.Virtual.Hours())
+	fmt.Fprintf(&b, "%d faults\n", t.Injected())
+	for _, kind := range slices.Sorted(maps.Keys(t.Faults)) {
+		fmt.Fprintf(&b, "%9d  %s\n", t.Faults[kind], kind)
+	}
+	fmt.Fprintf(&b, "%d acquisitions: %d leases, %d held by another, %d unknown, %d refused or unanswered\n",
+		t.Acquisitions, t.Leases, t.Held, t.Unknown, t.Failed)
+	fmt.Fprintf(&b, "%d renewals answered or failed, %d writes under a lease\n", t.Renewals, t.Writes)
+	fmt.Fprintf(&b, "%d leases released, %d of them with an unknown outcome\n", t.Released, t.ReleaseUnknown)
+	fmt.Fprintf(&b, "%d leases lost: %d unconfirmed, %d held for as long as allowed, %d gone, %d taken\n",
+		t.Unconfirmed+t.MaxHold+t.Gone+t.Taken, t.Unconfirmed, t.MaxHold, t.Gone, t.Taken)
+	fmt.Fprintf(&b, "%d tokens that Redis was made to forget or to remember\n", t.Robbed)
+	fmt.Fprintf(&b, "%v was the shortest time between the end of a belief and the earliest possible next holder\n", t.Closest)
+	return b.String()
 }
 
 // Report is what became of a world.
