@@ -468,9 +468,10 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	start := w.sentTime()
 	sent := start
 	why := errTooLate
-	end := min(later(sent, a.config.useful()), later(start, a.config.maxHold))
+	trust := later(sent, a.config.useful())
+	end := min(trust, later(start, a.config.maxHold))
 	if now < end && !w.cleaned { // if it was given back the DEL may be on its way
-		if end-now >= a.config.useful()/3 {
+		if trust-now >= a.config.useful()/3 {
 			return a.keep(start, sent), nil
 		}
 		c := a.command(a.ctx, a.acquisition, kindRenew, w.token)

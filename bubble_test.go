@@ -2,6 +2,7 @@ package redislease_test
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"net"
 	"strings"
@@ -648,5 +649,43 @@ func TestTokensOlderThanTwoTTLsAreNotAskedAbout(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []int{2, 1}, asked)
 		require.NoError(t, l.Release())
+	})
+}
+
+func TestAShortHoldNeedsNoConfirmation(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		l := b.acquire(b.locker(redislease.WithMaxHold(5 * time.Second)))
+		require.Empty(t, b.sent("renew", 0), "there is all the trust that a grant needs")
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestATokenThatRedisRepeatsIsKeptOutOfTheMessage(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		var token string
+		b.client.(*hooked).look = func(cmd redis.Cmder) {
+			if nameOf(cmd) == "set" {
+				text, err := cmd.Args()[2].(encoding.BinaryMarshaler).MarshalBinary()
+				require.NoError(t, err)
+				token = string(text)
+			}
+		}
+		var asRedisSaysIt redisError
+		b.fault(func(what string, execute func() error) error {
+			if what != "set" {
+				time.Sleep(time.Minute)
+				return errReset
+			}
+			_ = execute()
+			asRedisSaysIt = redisError("ERR unknown command 'set', with args beginning with: 'orders' '" + token + "' 'nx' ")
+			return asRedisSaysIt
+		})
+		_, err := k.TryAcquire(context.Background(), "orders")
+		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.ErrorIs(t, err, asRedisSaysIt)
+		require.ErrorContains(t, err, "unknown command")
+		require.NotContains(t, err.Error(), token)
+		time.Sleep(2 * time.Minute)
 	})
 }

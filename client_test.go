@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -222,6 +223,68 @@ func TestHooksThatFailPanicOrRepeat(t *testing.T) {
 			require.Contains(t, printed, "set printed [token] nx px 1000")
 			require.NotContains(t, printed, l.Token())
 		})
+	})
+}
+
+func TestARenewalThatTheClientNeverWroteIsNotUnknown(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		l := b.acquire(b.locker())
+		busy := func() {
+			var n atomic.Int32
+			b.fault(func(_ string, execute func() error) error {
+				if n.Add(1) == 1 {
+					time.Sleep(time.Minute) // waits for a connection
+				}
+				return execute()
+			})
+		}
+		tired := errors.New("tired of waiting")
+		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, tired)
+		defer cancel()
+		busy()
+		err := l.Renew(ctx)
+		require.ErrorIs(t, err, tired)
+		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.NoError(t, l.Err())
+
+		end := time.Until(l.Until())
+		begun := b.now()
+		busy()
+		err = l.Renew(context.Background())
+		require.ErrorContains(t, err, "not sent in time")
+		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.Equal(t, begun+end, b.now(), "it waits for the end that the lease had when it began")
+		require.NoError(t, l.Err(), "the watchdog has renewed it meanwhile")
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, l.Err())
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestHooksSeeTheValuesOfTheCallersContext(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		type key struct{}
+		var mu sync.Mutex
+		var seen []string
+		client := connect(t, w.addr)
+		client.AddHook(hook(func(next redis.ProcessHook) redis.ProcessHook {
+			return func(ctx context.Context, cmd redis.Cmder) error {
+				mu.Lock()
+				seen = append(seen, fmt.Sprint(nameOf(cmd), " ", ctx.Value(key{})))
+				mu.Unlock()
+				return next(ctx, cmd)
+			}
+		}))
+		with := func(v string) context.Context { return context.WithValue(context.Background(), key{}, v) }
+		k := newLocker(t, client)
+		require.NoError(t, acquire(t, k, "warm").Release())
+		seen = nil
+		l := acquireIn(t, with("acquiring"), k, "orders")
+		require.NoError(t, l.Renew(with("renewing")))
+		require.NoError(t, l.Release())
+		mu.Lock()
+		defer mu.Unlock()
+		require.Equal(t, []string{"set acquiring", "renew renewing", "release acquiring"}, seen)
 	})
 }
 

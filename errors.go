@@ -131,6 +131,15 @@ func hide(err error, hidden []error) error {
 	return err
 }
 
+// redacted is an error with another message.
+type redacted struct {
+	err  error
+	text string
+}
+
+func (e *redacted) Error() string { return e.text }
+func (e *redacted) Unwrap() error { return e.err }
+
 var (
 	contextErrors = []error{context.Canceled, context.DeadlineExceeded}
 	ownErrors     = []error{ErrNotAcquired, ErrOutcomeUnknown, ErrReleased, ErrLost, ErrTaken, ErrGone, ErrUnconfirmed, ErrMaxHold}

@@ -364,14 +364,27 @@ func (c *command) judge(err error) {
 	case writes == 0 && err == nil:
 		c.verdict, c.err = failed, errRewritten
 	case writes == 0 || err != nil && writes == 1 && notExecuted(err):
-		c.verdict, c.err = failed, ofClient(err)
+		c.verdict, c.err = failed, ofClient(c.redact(err))
 	case err != nil:
-		c.verdict, c.err = unknown, ofClient(err)
+		c.verdict, c.err = unknown, ofClient(c.redact(err))
 	case writes > 1 && c.verdict == no && (c.kind == kindSet || c.kind == kindRelease && !c.check):
 		// The No may be about what an earlier write of the same command did. The settling script, however often it is
 		// executed, recognises its own token, and a renewal changes nothing that could make it say No.
 		c.verdict, c.err = unknown, errTwice
 	}
+}
+
+// redact keeps c's tokens out of the message of err: Redis repeats the arguments of a command that it does not know.
+func (c *command) redact(err error) error {
+	text := err.Error()
+	clean := text
+	for _, other := range append([]*command{c}, c.listed...) {
+		clean = strings.ReplaceAll(clean, string(other.token[:]), "[token]")
+	}
+	if clean == text {
+		return err
+	}
+	return &redacted{err, clean}
 }
 
 // notExecutedCodes are those of error replies by which Redis says that it did nothing.

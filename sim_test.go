@@ -56,7 +56,7 @@ func TestSimulation(t *testing.T) {
 			}
 		})
 		sound(t, *simSeed, *simLua, r)
-		t.Logf("%v", r.Tally)
+		t.Logf("history %x\n%v", r.History, r.Tally)
 		return
 	}
 	seeds := uint64(24)

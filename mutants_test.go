@@ -1,0 +1,202 @@
+package redislease_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var simBuilds = flag.Bool("sim.builds", false, "run the tests of the simulation that build the library anew, some of them broken on purpose")
+
+// mutantSeeds is how many worlds a mutant may survive at most.
+const mutantSeeds = 200
+
+// mutant is the library with one thing wrong.
+type mutant struct {
+	name   string
+	lua    bool // the change is in a script
+	edits  []edit
+	caught []string // by which invariants
+}
+
+// edit replaces a text that is in a file exactly once.
+type edit struct{ file, old, new string }
+
+var mutants = []mutant{
+	{name: "trust counts from the answer to the acquisition",
+		edits:  []edit{{"acquire.go", "return newLease(a.target, a.winner.token, start, sent)", "return newLease(a.target, a.winner.token, start, a.now())"}},
+		caught: []string{"a lease's context is not done one margin before its key can expire"}},
+	{name: "trust counts from the answer to a renewal",
+		edits:  []edit{{"lease.go", "l.schedule.confirm(c.sentTime(), l", "l.schedule.confirm(now, l"}},
+		caught: []string{"a lease's context is not done one margin before its key can expire"}},
+	{name: "trust counts from the settling send",
+		edits:  []edit{{"acquire.go", "		if a.holds(c.holder()); c.holder() != c {", "		if h := c.holder(); h != c {\n			h.sent.Store(c.sent.Load())\n		}\n		if a.holds(c.holder()); c.holder() != c {"}},
+		caught: []string{"a lease's context is not done one margin before its key can expire", "Err is nil though the key is not the lease's"}},
+	{name: "Err does not look at the clock",
+		edits:  []edit{{"lease.go", "	found := l.lookLocked(l.now())\n	err := l.causeLocked()", "	found := found{}\n	err := l.causeLocked()"}},
+		caught: []string{"Err is nil though the key is not the lease's"}},
+	{name: "one token for SET and for settling",
+		edits: []edit{{"acquire.go", "kindSettle, new(token))", "kindSettle, &a.token)"},
+			{"acquire.go", "	if !a.draw(now, c) {\n		return false\n	}\n	a.asked", "	if !a.asked && !a.draw(now, c) {\n		return false\n	}\n	a.asked"}},
+		caught: []string{"a command that may take the key carries a token that was sent before"}},
+	{name: "go-redis may send a SET again",
+		edits:  []edit{{"scripts.go", "func (onceBool) NoRetry() bool { return true }", "func (onceBool) NoRetry() bool { return false }"}},
+		caught: []string{"a command that may take the key carries a token that was sent before"}},
+	{name: "a No to a command written twice is believed",
+		edits:  []edit{{"scripts.go", "case writes > 1 && c.verdict == no && (", "case false && ("}},
+		caught: []string{"an acquisition that took nothing left the key with a token of its own", "ErrNotAcquired though nobody else held the key", "Release returned what is not so"}},
+	{name: "silence is taken for a No",
+		edits:  []edit{{"scripts.go", "		c.verdict, c.err = unknown, ofClient(c.redact(err))", "		c.verdict, c.err = no, nil"}},
+		caught: []string{"an acquisition that took nothing left the key with a token of its own", "ErrNotAcquired though nobody else held the key", "a loss has a reason that is not so"}},
+	{name: "held by another, although a command is unanswered",
+		edits:  []edit{{"acquire.go", "		if at, sent := c.sentAt(); sent && !c.taken && now-at < a.config.ttl {\n			return true", "		if at, sent := c.sentAt(); sent && !c.taken && now-at < a.config.ttl {\n			return false"}},
+		caught: []string{"an acquisition that took nothing left the key with a token of its own", "ErrNotAcquired though nobody else held the key"}},
+	{name: "a lease that has ended is renewed",
+		edits: []edit{{"lease.go", "		c.withdraw()\n		signal(c.waiter)", "		signal(c.waiter)"},
+			{"lease.go", "	ok := l.state == stateHeld && now < l.schedule.end()\n	return now, ok && (c.manual || l.inner.Err() == nil && !l.schedule.capped(now))", "	return now, true"}},
+		caught: []string{"a renewal was written for a lease that has ended, or that nobody has"}},
+	{name: "a caller whose context has ended is renewed for",
+		edits:  []edit{{"watchdog.go", "l.schedule.stopped = l.inner.Err() != nil", "l.schedule.stopped = false"}},
+		caught: []string{"a renewal was asked for although the caller's context had ended"}},
+	{name: "the longest hold is ignored",
+		edits:  []edit{{"watchdog.go", "return later(s.start, s.config.maxHold)", "return forever"}},
+		caught: []string{"a renewal was written beyond a cap", "a lease was held beyond its longest hold"}},
+	{name: "the most renewals are ignored",
+		edits:  []edit{{"watchdog.go", "return s.count >= s.config.maxRenewals || now >= s.longest()", "return now >= s.longest()"}},
+		caught: []string{"a renewal was written beyond a cap"}},
+	{name: "no margin",
+		edits:  []edit{{"options.go", "return c.ttl - c.margin }", "return c.ttl }"}},
+		caught: []string{"a lease's context is not done one margin before its key can expire"}},
+	{name: "an unanswered DEL is sent again",
+		edits:  []edit{{"lease.go", "		c, sentInTime = l.delete(now)\n", "		if c, sentInTime = l.delete(now); !c.arrived {\n			c, sentInTime = l.delete(now)\n		}\n"}},
+		caught: []string{"a release was sent more than once for one call", "a call took longer than its bound"}},
+	{name: "Release has no bound",
+		edits:  []edit{{"lease.go", "	until := later(now, l.config.releaseBound())", "	until := later(now, l.config.releaseBound()*100)"}},
+		caught: []string{"a call took longer than its bound"}},
+	{name: "the pause after a failed renewal takes the trust that is left",
+		edits: []edit{{"watchdog.go", "	pause := s.config.ttl / 20\n", "	pause := s.config.ttl\n"},
+			{"watchdog.go", "	pause = min(pause, (s.trust-now)/2)\n", ""}},
+		caught: []string{"a renewal did not follow when it was due"}},
+	{name: "an error ends a lease",
+		edits:  []edit{{"lease.go", "	default:\n		if l.lastErr = c.err; !c.manual {", "	case c.err != nil:\n		return l.loseLocked(now, ErrUnconfirmed, c.err)\n	default:\n		if l.lastErr = c.err; !c.manual {"}},
+		caught: []string{"a loss has a reason that is not so"}},
+	{name: "a late grant is kept for nobody",
+		edits:  []edit{{"acquire.go", "	return a.claimLocked(c.holder())\n", "	return nil\n"}},
+		caught: []string{"a late grant was not given back"}},
+	{name: "the last bit of trust is handed out",
+		edits:  []edit{{"acquire.go", "trust-now >= a.config.useful()/3 {", "trust-now >= 0 {"}},
+		caught: []string{"a lease was handed out with less than a third of its trust"}},
+	{name: "what nobody wants is written all the same",
+		edits:  []edit{{"scripts.go", "	if !ok || c.withdrawn {\n", "	if false {\n"}},
+		caught: []string{"a command that may take the key was written after its acquisition had ended", "a renewal was written for a lease that has ended, or that nobody has"}},
+	{name: "only the monotonic clock counts",
+		edits: []edit{{"clock.go", "	reading := max(monotonic, wall)\n", "	reading := monotonic\n"},
+			{"clock.go", "			reading = max(monotonic, boot-base.boot)\n", "			_ = boot\n"}},
+		caught: []string{"Err is nil though the key is not the lease's"}},
+	{name: "the wall clock is believed",
+		edits:  []edit{{"clock.go", "			reading = max(monotonic, boot-base.boot)\n", "			_ = boot\n"}},
+		caught: []string{"a loss has a reason that is not so"}},
+	{name: "a timer that was armed before a suspend is relied upon",
+		edits:  []edit{{"scripts.go", "	due := int64(at) - t.ahead.Load()\n", "	due := int64(at)\n"}},
+		caught: []string{"a renewal did not follow when it was due", "a lease's context is not done one margin before its key can expire"}},
+	{name: "a lease is accounted for twice",
+		edits:  []edit{{"lease.go", "	if l.state == stateReleased && l.releases == 0 {", "	if l.releases == 0 {"}},
+		caught: []string{"the events of an acquisition or a lease are not what happened"}},
+	{name: "Renew believes any confirmation",
+		edits:  []edit{{"lease.go", "	case verdict == yes:\n		return nil\n	case verdict == failed && c.err != errWithdrawn:", "	case verdict != no:\n		return nil\n	case verdict == failed && c.err != errWithdrawn:"}},
+		caught: []string{"Renew returned nil without a confirmation sent after the call"}},
+	{name: "a blind DEL", lua: true,
+		edits:  []edit{{"scripts.go", "if held then return -1 end\nreturn redis.call('DEL', KEYS[1])`", "return redis.call('DEL', KEYS[1])`"}},
+		caught: []string{"a release deleted another's key"}},
+	{name: "a blind PEXPIRE", lua: true,
+		edits:  []edit{{"scripts.go", "`if held and held ~= ARGV[1] then return -1 end\n", "`"}},
+		caught: []string{"a renewal created, changed or shortened a key"}},
+	{name: "a renewal brings the key back", lua: true,
+		edits:  []edit{{"scripts.go", "return redis.call('PEXPIRE', KEYS[1], ARGV[2])`", "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\nreturn redis.call('PEXPIRE', KEYS[1], ARGV[2])`"}},
+		caught: []string{"a renewal created, changed or shortened a key"}},
+	{name: "settling takes a key that another holds", lua: true,
+		edits:  []edit{{"scripts.go", "settleLua = refuseLua + `if held then", "settleLua = refuseLua + `if held == ARGV[1] then"}},
+		caught: []string{"a command took a key that another held"}},
+}
+
+// TestMutants shows that the simulation can fail: each mutant is built from the library's source with -overlay, and the
+// simulation has to find it within a bounded number of seeds, by an invariant that names what is wrong.
+func TestMutants(t *testing.T) {
+	if !*simBuilds {
+		t.Skip("builds the library anew for each mutant: go test -run TestMutants -sim.builds .")
+	}
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) { t.Log(m.hunt(t)) })
+	}
+}
+
+var violation = regexp.MustCompile(`seed (\d+): (.*?) \(at`)
+
+// hunt runs the simulation on the mutant and returns how it was found.
+func (m *mutant) hunt(t *testing.T) string {
+	dir := t.TempDir()
+	overlay := map[string]map[string]string{"Replace": {}}
+	sources := map[string]string{}
+	for _, e := range m.edits {
+		source, ok := sources[e.file]
+		if !ok {
+			b, err := os.ReadFile(e.file)
+			require.NoError(t, err)
+			source = string(b)
+		}
+		require.Equal(t, 1, strings.Count(source, e.old), "%s has changed: %q", e.file, e.old)
+		sources[e.file] = strings.Replace(source, e.old, e.new, 1)
+	}
+	for file, source := range sources {
+		path, err := filepath.Abs(file)
+		require.NoError(t, err)
+		mutated := filepath.Join(dir, file)
+		require.NoError(t, os.WriteFile(mutated, []byte(source), 0o600))
+		overlay["Replace"][path] = mutated
+	}
+	b, err := json.Marshal(overlay)
+	require.NoError(t, err)
+	file := filepath.Join(dir, "overlay.json")
+	require.NoError(t, os.WriteFile(file, b, 0o600))
+	out, err := exec.Command("go", "test", "-vet=off", "-overlay="+file, "-run=TestSimulation$", "-v",
+		fmt.Sprintf("-sim.seeds=%d", mutantSeeds), fmt.Sprintf("-sim.lua=%v", m.lua), ".").CombinedOutput()
+	require.Error(t, err, "it survived")
+	found := violation.FindAllSubmatch(out, -1)
+	require.NotEmpty(t, found, "%s", bytes.TrimSpace(out[max(0, len(out)-4000):]))
+	var by []string
+	for _, f := range found {
+		by = append(by, string(f[2]))
+		if slices.Contains(m.caught, string(f[2])) {
+			return fmt.Sprintf("found with seed %s: %s", f[1], f[2])
+		}
+	}
+	require.Failf(t, "found by other invariants than expected", "%q", by)
+	return ""
+}
+
+func TestSimulationIsTheSameWithAndWithoutTheRaceDetector(t *testing.T) {
+	if !*simBuilds {
+		t.Skip("builds the library twice: go test -run TheRaceDetector -sim.builds .")
+	}
+	history := regexp.MustCompile(`history [0-9a-f]+`)
+	for seed := 1; seed <= 3; seed++ {
+		var histories []string
+		for _, race := range []string{"-race=false", "-race=true"} {
+			out, err := exec.Command("go", "test", race, "-run=TestSimulation$", "-v", fmt.Sprintf("-sim.seed=%d", seed), ".").CombinedOutput()
+			require.NoError(t, err, "%s", out[max(0, len(out)-4000):])
+			histories = append(histories, string(history.Find(out)))
+		}
+		require.NotEmpty(t, histories[0])
+		require.Equal(t, histories[0], histories[1], "seed %d", seed)
+	}
+}
