@@ -4,7 +4,7 @@ package redistest
 
 import (
 	"errors"
-	"os"
+	"os/exec"
 )
 
 // Without SIGSTOP half of what a Server offers cannot be done, so nothing is started at all.
@@ -12,7 +12,7 @@ const supported = false
 
 type process struct{ exited chan struct{} }
 
-func startProcess(string, string, []string, *os.File) (*process, error) {
+func startProcess(*exec.Cmd) (*process, error) {
 	return nil, errors.ErrUnsupported
 }
 

@@ -31,10 +31,7 @@ type process struct {
 	exited   chan struct{} // closed when child and watchdog are gone
 }
 
-func startProcess(binary, dir string, args []string, output *os.File) (*process, error) {
-	cmd := exec.Command(binary, args...)
-	cmd.Dir = dir
-	cmd.Stdout, cmd.Stderr = output, output
+func startProcess(cmd *exec.Cmd) (*process, error) {
 	cmd.SysProcAttr = ownGroup()
 	if err := cmd.Start(); err != nil {
 		return nil, err

@@ -3,6 +3,9 @@
 // The binary is redis-server from PATH, or the one that REDISLEASE_REDIS_SERVER names. A test that finds none is
 // skipped; with REDISLEASE_REQUIRE_REDIS=1 it fails instead, so that a CI job cannot pass by skipping.
 //
+// Start runs one server; StartTLS one that also speaks TLS; StartReplicated a master, a replica and three Sentinels;
+// StartCluster three masters with a replica each. StartProcess runs anything else that a test wants to stop and kill.
+//
 // Servers need Unix signals: on other systems every test that starts one is skipped.
 package redistest
 
@@ -26,8 +29,12 @@ const (
 	// EnvRequire set to 1 makes a missing server a failure instead of a skip.
 	EnvRequire = "REDISLEASE_REQUIRE_REDIS"
 
+	// FreePort stands, in the arguments of a server, for a free port of its own, other than that of its Addr.
+	FreePort = "{free port}"
+
 	defaultBinary = "redis-server"
 	startTimeout  = 20 * time.Second // generous: it is only ever reached on a broken or starved machine
+	deployTimeout = time.Minute      // the same for several servers together
 	portAttempts  = 10
 	pollInterval  = 2 * time.Millisecond
 )
@@ -39,13 +46,16 @@ var errPortTaken = errors.New("the port is taken")
 type Server struct {
 	t      testing.TB
 	binary string
+	conf   string // the name of its configuration file, if it has one
 	args   []string
 	dir    string
 	port   int
+	extra  int  // FreePort
 	conn   conn // of Do
 
-	mu   sync.Mutex // held while the process is started, stopped or signalled
-	proc *process   // nil while killed
+	mu     sync.Mutex // held while the process is started, stopped or signalled
+	proc   *process   // nil while killed
+	paused bool
 }
 
 // Start runs a redis-server on a free port of 127.0.0.1 and returns once it answers. It persists nothing unless args,
@@ -53,25 +63,40 @@ type Server struct {
 // when the test's process dies. Like t.Fatal, Start must be called from the goroutine of the test.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
+	s := newServer(t, args)
+	s.start()
+	return s
+}
+
+// newServer returns a server that is not started yet, and has its directory.
+func newServer(t testing.TB, args []string) *Server {
+	t.Helper()
 	s := &Server{t: t, binary: findBinary(t), args: args, dir: t.TempDir()}
 	// Registered after TempDir, so it runs before the directory is removed.
 	t.Cleanup(s.Kill)
+	return s
+}
 
+func (s *Server) start() {
+	s.t.Helper()
+	if err := s.tryStart(); err != nil {
+		s.t.Fatalf("redistest: start %s: %v", s.binary, err)
+	}
+}
+
+// tryStart starts the process on free ports.
+func (s *Server) tryStart() (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var err error
 	for range portAttempts {
-		if s.port, err = freePort(); err != nil {
-			break
+		if s.port, s.extra, err = freePorts(); err != nil {
+			return err
 		}
 		if err = s.launch(); !errors.Is(err, errPortTaken) {
-			break
+			return err
 		}
 	}
-	if err != nil {
-		t.Fatalf("redistest: start %s: %v", s.binary, err)
-	}
-	return s
+	return err
 }
 
 // Addr returns host:port. It stays the same over Kill and Restart.
@@ -83,13 +108,13 @@ func (s *Server) Addr() string {
 // bytes for it; they are served after Resume.
 func (s *Server) Pause() {
 	s.t.Helper()
-	s.signal("pause", (*process).pause)
+	s.signal("pause", true, (*process).pause)
 }
 
 // Resume lets a paused process go on (SIGCONT).
 func (s *Server) Resume() {
 	s.t.Helper()
-	s.signal("resume", (*process).resume)
+	s.signal("resume", false, (*process).resume)
 }
 
 // Kill ends the process at once (SIGKILL), paused or not, and returns when it is gone: connections are reset, new ones
@@ -120,7 +145,7 @@ func (s *Server) Restart() {
 	}
 }
 
-func (s *Server) signal(what string, send func(*process) error) {
+func (s *Server) signal(what string, paused bool, send func(*process) error) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,6 +156,14 @@ func (s *Server) signal(what string, send func(*process) error) {
 	if err := send(s.proc); err != nil {
 		s.t.Errorf("redistest: %s: %v", what, err)
 	}
+	s.paused = paused
+}
+
+// up: the process is neither killed nor paused.
+func (s *Server) up() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proc != nil && !s.paused
 }
 
 func (s *Server) kill() {
@@ -138,7 +171,7 @@ func (s *Server) kill() {
 		return
 	}
 	s.proc.kill()
-	s.proc = nil
+	s.proc, s.paused = nil, false
 	s.conn.close()
 }
 
@@ -151,10 +184,10 @@ func (s *Server) launch() error {
 	}
 	defer func() { _ = out.Close() }()
 
-	args := append([]string{
-		"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--save", "", "--appendonly", "no",
-	}, s.args...)
-	proc, err := startProcess(s.binary, s.dir, args, out)
+	cmd := exec.Command(s.binary, s.arguments()...)
+	cmd.Dir = s.dir
+	cmd.Stdout, cmd.Stderr = out, out
+	proc, err := startProcess(cmd)
 	if err != nil {
 		return err
 	}
@@ -168,6 +201,20 @@ func (s *Server) launch() error {
 	}
 	s.proc = proc
 	return nil
+}
+
+func (s *Server) arguments() (args []string) {
+	if s.conf != "" {
+		args = append(args, s.conf) // it has to come first
+	}
+	args = append(args, "--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--save", "", "--appendonly", "no")
+	for _, arg := range s.args {
+		if arg == FreePort {
+			arg = strconv.Itoa(s.extra)
+		}
+		args = append(args, arg)
+	}
+	return args
 }
 
 // awaitReady returns nil once this very process answers on the port.
@@ -211,6 +258,20 @@ func probe(c *conn, addr string, pid int) error {
 	return nil
 }
 
+// await waits until done returns nil, and fails the test if it does not.
+func await(t testing.TB, what string, done func() error) {
+	t.Helper()
+	deadline := time.Now().Add(deployTimeout)
+	err := done()
+	for err != nil && time.Now().Before(deadline) {
+		time.Sleep(pollInterval)
+		err = done()
+	}
+	if err != nil {
+		t.Fatalf("redistest: %s: not within %v: %v", what, deployTimeout, err)
+	}
+}
+
 func findBinary(t testing.TB) string {
 	t.Helper()
 	name := os.Getenv(EnvBinary)
@@ -227,18 +288,29 @@ func findBinary(t testing.TB) string {
 	if err == nil {
 		return path
 	}
+	missing(t, err)
+	return ""
+}
+
+// missing skips the test, or fails it, because err keeps the server that it needs from running.
+func missing(t testing.TB, err error) {
+	t.Helper()
 	if os.Getenv(EnvRequire) == "1" {
 		t.Fatalf("redistest: a Redis server is required (%s=1): %v", EnvRequire, err)
 	}
 	t.Skipf("redistest: no Redis server to test against (install redis-server or set %s): %v", EnvBinary, err)
-	return ""
 }
 
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// freePorts returns two ports that are free now.
+func freePorts() (a, b int, err error) {
+	first, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	port := l.Addr().(*net.TCPAddr).Port
-	return port, l.Close()
+	defer func() { err = errors.Join(err, first.Close()) }()
+	second, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, 0, err
+	}
+	return first.Addr().(*net.TCPAddr).Port, second.Addr().(*net.TCPAddr).Port, second.Close()
 }
