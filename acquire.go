@@ -326,7 +326,7 @@ func (a *asking) dispatch(now time.Duration, c *command) {
 	if a.held || len(a.inFlight) == 0 {
 		a.quiet = now
 	}
-	c.began = now
+	c.began, c.beside = now, len(a.inFlight) > 0 && !c.check
 	a.inFlight = append(a.inFlight, c)
 	a.held, a.polling = false, false
 	go c.run()

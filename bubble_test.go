@@ -689,3 +689,37 @@ func TestATokenThatRedisRepeatsIsKeptOutOfTheMessage(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 	})
 }
+
+// clustered is a client that can be told that a node may be gone.
+type clustered struct {
+	redislease.RedisClient
+	reloads atomic.Int32
+}
+
+func (c *clustered) ReloadState(context.Context) { c.reloads.Add(1) }
+
+func TestAClusterIsLookedAtAnewWhenACommandGetsNoAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		client := &clustered{RedisClient: b.client}
+		b.client = client
+		l := b.acquire(b.locker())
+		require.Zero(t, client.reloads.Load())
+		for name, test := range map[string]struct {
+			fault func(string, func() error) error
+			asks  bool
+		}{
+			"refused by Redis": {func(string, func() error) error { return errReadonly }, false},
+			"no connection":    {func(string, func() error) error { return errReset }, true},
+			"silent":           {func(string, func() error) error { time.Sleep(4 * time.Second); return errReadonly }, true},
+		} {
+			before := client.reloads.Load()
+			b.fault(test.fault)
+			time.Sleep(14 * time.Second)
+			b.fault(nil)
+			require.Equal(t, test.asks, client.reloads.Load() > before, name)
+			time.Sleep(30 * time.Second)
+			require.NoError(t, l.Err())
+		}
+		require.NoError(t, l.Release())
+	})
+}

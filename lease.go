@@ -469,6 +469,7 @@ func (l *Lease) inFlightLocked(now time.Duration) (n int) {
 func (l *Lease) sendLocked(ctx context.Context, now time.Duration, waiter chan struct{}) *command {
 	c := l.command(ctx, l, kindRenew, &l.token)
 	c.began, c.manual, c.waiter = now, waiter != nil, waiter
+	c.beside = len(l.flights) > 0
 	l.flights = append(l.flights, c)
 	go c.run()
 	return c

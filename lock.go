@@ -62,6 +62,9 @@ import (
 // RedisClient is the part of a go-redis client that a Locker needs. *redis.Client (also one for Sentinel),
 // *redis.ClusterClient and redis.UniversalClient have it. Wrappers and hooks must hand commands and errors on as they are:
 // one that turns an error into success makes a command that failed look like one that was refused.
+//
+// If it has a method ReloadState(context.Context), as *redis.ClusterClient has, that is called when a command gets no
+// answer: the node may be gone, and by itself go-redis looks for its successor every ten seconds only.
 type RedisClient interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }

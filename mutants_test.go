@@ -41,7 +41,7 @@ var mutants = []mutant{
 		caught: []string{"a lease's context is not done one margin before its key can expire"}},
 	{name: "trust counts from the settling send",
 		edits:  []edit{{"acquire.go", "		if a.holds(c.holder()); c.holder() != c {", "		if h := c.holder(); h != c {\n			h.sent.Store(c.sent.Load())\n		}\n		if a.holds(c.holder()); c.holder() != c {"}},
-		caught: []string{"a lease's context is not done one margin before its key can expire", "Err is nil though the key is not the lease's"}},
+		caught: []string{"a lease's context is not done one margin before its key can expire", "Err is nil though the key is not the lease's", "a renewal did not follow when it was due"}},
 	{name: "Err does not look at the clock",
 		edits:  []edit{{"lease.go", "	found := l.lookLocked(l.now())\n	err := l.causeLocked()", "	found := found{}\n	err := l.causeLocked()"}},
 		caught: []string{"Err is nil though the key is not the lease's"}},

@@ -209,6 +209,7 @@ type command struct {
 	withdrawn bool  // it is written no more
 	verdict   verdict
 	kind      kind
+	beside    bool // it is sent beside one that is silent
 	check     bool // acquiring: only to see whether the script can be run
 	taken     bool // acquiring: its answer has been taken into account
 	settled   bool // acquiring: a later answer has said that its token does not hold the key
@@ -246,10 +247,23 @@ func (c *command) run() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("the client panicked: %v", r)
 		}
-		c.judge(err)
+		if c.judge(err); c.verdict != yes && c.verdict != no && !isReply(err) {
+			c.locker.lookAnew()
+		}
 		c.owner.answered(c)
 	}()
+	if c.beside {
+		c.locker.lookAnew()
+	}
 	err = c.process()
+}
+
+// lookAnew has a client of a Redis Cluster find out which nodes there are: one may be gone, and by itself go-redis looks
+// every ten seconds only. It does not block, and go-redis sees to it that it is not done too often.
+func (k *Locker) lookAnew() {
+	if cluster, ok := k.client.(interface{ ReloadState(context.Context) }); ok {
+		cluster.ReloadState(context.Background())
+	}
 }
 
 // process has the client execute c. A refused SET costs go-redis a fifth of the allocations if it is read as a bool; the

@@ -280,8 +280,7 @@ func (h *holder) churn(key string, stop <-chan struct{}) {
 	}
 }
 
-// connect returns a client with go-redis' defaults, except that one for a cluster looks for its nodes within an interval:
-// go-redis does so every ten seconds, or when a node tells it to, which a dead one does not.
+// connect returns a client with go-redis' defaults, unless it is to be quick.
 func (e endpoint) connect() redis.UniversalClient {
 	o := &redis.UniversalOptions{Addrs: e.Addrs, Username: e.Username, Password: e.Password}
 	if e.CA != nil {
@@ -297,9 +296,7 @@ func (e endpoint) connect() redis.UniversalClient {
 	case "sentinel":
 		o.MasterName = redistest.MasterName
 	case "cluster":
-		c := o.Cluster()
-		c.ClusterStateReloadInterval = interval
-		return redis.NewClusterClient(c)
+		return redis.NewClusterClient(o.Cluster())
 	}
 	return redis.NewUniversalClient(o)
 }

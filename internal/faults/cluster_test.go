@@ -32,7 +32,7 @@ func (r *round) cluster(args []string, change ...func(*job)) (*redistest.Cluster
 
 // While a slot moves to another node and back, the keys one by one, leases in it are acquired, renewed and released as
 // ever: no error, nothing lost, and never two holders. Each command is about one key, so that none has to be tried again.
-func TestASlotMovesUnderItsLeases(t *testing.T) {
+func TestC44ASlotMovesUnderItsLeases(t *testing.T) {
 	rounds(t, func(r *round) {
 		s := redistest.StartCluster(r, patient...)
 		e := endpoint{Kind: "cluster", Addrs: s.Addrs()}
@@ -117,9 +117,9 @@ func (r *round) exclusive(journal string, keys []string) {
 	}
 }
 
-// A master is killed, or stands still, and its replica, which has got everything, is promoted. Either a lease is renewed there before its trust
-// ends, or its trust ends before the key does. Longer leases may outlast the failover, if go-redis looks for the new
-// master in time.
+// A master is killed, or stands still, and its replica, which has got everything, is promoted. Either a lease is renewed
+// there before its trust ends, or its trust ends before the key does. Longer leases outlast the failover if they are told
+// of the new master in time.
 func TestAClustersMasterIsFailedOver(t *testing.T) {
 	for name, fault := range map[string]func(*redistest.Server){"killed": (*redistest.Server).Kill, "stopped": (*redistest.Server).Pause} {
 		for _, ttl := range []time.Duration{ttl, 4 * ttl} {

@@ -51,7 +51,7 @@
 //	connections reset at random                       kept                             TestConnectionsAreResetAtRandom
 //	replies late by up to 0.5 TTL                     kept                             the root's TestTheContextEndsBeforeTheKeyCanExpire
 //	one reply lost, in any way, at any step           settled, or ErrOutcomeUnknown    the root's TestAnAcquisitionThatLosesAReplyInAnyWayAtAnyStep
-//	a release unanswered                              sent once; the key lapses        the root's TestAReleaseWhoseReplyIsLostIsSentOnce
+//	a release unanswered                              sent once; the key lapses        the root's TestC59AReleaseWhoseReplyIsLostIsSentOnce
 //
 //	Sentinel: master killed or stopped                kept or in time                  TestAMasterIsFailedOver
 //	Sentinel: failover by an operator                 kept or in time                  TestAMasterIsFailedOverByAnOperator
@@ -60,7 +60,7 @@
 //	old master cut off from its replica, which is     with min-replicas-to-write: in   TestAnOldMasterThatMustHaveAReplicaConfirmsNothingWithoutIt
 //	promoted                                          time; else no exclusion
 //
-//	Cluster: slot moves during acquire, renew and     nothing happens                  TestASlotMovesUnderItsLeases
+//	Cluster: slot moves during acquire, renew and     nothing happens                  TestC44ASlotMovesUnderItsLeases
 //	release
 //	Cluster: master killed or stopped                 kept or in time                  TestAClustersMasterIsFailedOver
 //	Cluster: replica takes over by CLUSTER FAILOVER   kept                             TestAClustersMasterHandsOverToItsReplica
@@ -68,8 +68,8 @@
 //	most of the above, at random, under two           never two holders                TestTwoProcessesNeverHoldAKeyAtOnceWhateverHappens
 //	processes that compete
 //
-// A lease on a cluster outlasts the failover of its node only if go-redis looks for the new one in time: the tests set
-// ClusterStateReloadInterval to a third of the TTL. By default go-redis looks every ten seconds.
+// A lease on a cluster outlasts the failover of its node because the library has go-redis look for the new one: by itself
+// go-redis looks every ten seconds.
 //
 // The tests need a redis-server: see package redistest. Run each fault more often with
 //
