@@ -37,7 +37,7 @@ type asking struct {
 	polling  bool          // then: nothing is waited for, and sendAt is the time of the next poll
 	last     lastAnswer    // what the last answer said
 	lastErr  error         // the last error
-	pttl     time.Duration // how long the other's key will live, if above 0
+	pttl     time.Duration // how long the other's key will live; below 0: it is not known
 	sendAt   time.Duration // when the next command is due
 	quiet    time.Duration // since when there has been no answer
 	attempt  int           // pauses so far
@@ -86,7 +86,7 @@ var (
 // acquire runs an acquisition of a valid key with valid options.
 func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting bool) (*Lease, error) {
 	t := &target{locker: k, config: c, ctx: ctx, key: c.prefix + key, base: k.clock.now()}
-	a := asking{acquisition: &acquisition{target: t, bound: forever}, waiting: waiting, heldAt: forever}
+	a := asking{acquisition: &acquisition{target: t, bound: forever}, waiting: waiting, heldAt: forever, pttl: -1}
 	switch {
 	case c.set&setAcquireTimeout != 0:
 		a.bound = c.acquireTimeout
@@ -266,7 +266,7 @@ func (a *asking) pause() time.Duration {
 	} else {
 		d = a.locker.clock.jitter(min(pollFirst<<min(a.attempt-1, 16), pollMost), 0.5)
 	}
-	if a.held && a.pttl > 0 {
+	if a.held && a.pttl >= 0 {
 		d = min(d, later(a.pttl, max(a.locker.clock.jitter(pollFirst, 1), 2*time.Millisecond)))
 	}
 	return d
@@ -424,8 +424,9 @@ func (a *asking) learnNo(now time.Duration, c *command) {
 	}
 	a.held, a.polling, a.last, a.failures = true, false, answerHeld, 0
 	a.heldAt = min(a.heldAt, now)
-	if a.pttl = 0; c.kind == kindSettle && c.code < int64(forever/time.Millisecond) {
-		a.pttl = time.Duration(c.code) * time.Millisecond
+	before := a.pttl
+	if a.pttl = -1; c.kind == kindSettle && c.code >= 0 && c.code < int64(forever/time.Millisecond) && (c.code > 0 || before != 0) {
+		a.pttl = time.Duration(c.code) * time.Millisecond // 0 in the key's last millisecond, which is over by the next try
 	}
 }
 

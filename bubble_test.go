@@ -65,8 +65,8 @@ type sent struct {
 }
 
 type hooked struct {
-	b    *bubbled
-	look func(redis.Cmder) // at each command, if set
+	b           *bubbled
+	look, reply func(redis.Cmder) // at each command before and after, if set
 }
 
 func (h *hooked) Process(ctx context.Context, cmd redis.Cmder) error {
@@ -78,7 +78,13 @@ func (h *hooked) Process(ctx context.Context, cmd redis.Cmder) error {
 	h.b.log = append(h.b.log, sent{what, h.b.now()})
 	hook := h.b.hook
 	h.b.mu.Unlock()
-	execute := func() error { return h.b.redis.Process(ctx, cmd) }
+	execute := func() error {
+		err := h.b.redis.Process(ctx, cmd)
+		if h.reply != nil {
+			h.reply(cmd)
+		}
+		return err
+	}
 	if hook == nil {
 		return execute()
 	}
@@ -721,5 +727,39 @@ func TestAClusterIsLookedAtAnewWhenACommandGetsNoAnswer(t *testing.T) {
 			require.NoError(t, l.Err())
 		}
 		require.NoError(t, l.Release())
+	})
+}
+
+func TestAPollInTheLastMillisecondOfAKeyIsFollowedByAnotherSoon(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "crashed", time.Second).Err())
+		begun := b.now()
+		l, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(time.Hour),
+			redislease.WithBackoff(func(n int) time.Duration {
+				if n == 1 {
+					return time.Second - 500*time.Microsecond
+				}
+				return time.Minute
+			}))
+		require.NoError(t, err)
+		require.LessOrEqual(t, b.now()-begun, time.Second+26*time.Millisecond)
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestAPTTLThatIsAlwaysZeroIsNoReasonToPollInATightLoop(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "by hand", 0).Err())
+		b.client.(*hooked).reply = func(cmd redis.Cmder) {
+			if c, ok := cmd.(interface{ SetVal(any) }); ok && nameOf(cmd) == "settle" {
+				c.SetVal([]any{int64(0), int64(0)})
+			}
+		}
+		begun := b.now()
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(time.Minute))
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.Less(t, len(b.sent("settle", begun)), 200)
 	})
 }

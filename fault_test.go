@@ -210,7 +210,7 @@ func TestASetThatExecutesLateHarmsNobody(t *testing.T) {
 	})
 }
 
-func TestAReleaseWhoseReplyIsLostIsSentOnce(t *testing.T) {
+func TestC59AReleaseWhoseReplyIsLostIsSentOnce(t *testing.T) {
 	t.Parallel()
 	for name, action := range map[string]faultproxy.Action{
 		"closed": faultproxy.CloseAfter(), "reset": faultproxy.ResetAfter(), "silent": faultproxy.DropReply(),

@@ -103,9 +103,9 @@ func TestADeletedKeyEndsTheLeaseAsGone(t *testing.T) {
 	})
 }
 
-func TestAnOverwrittenKeyEndsTheLeaseAsTakenAndIsLeftAlone(t *testing.T) {
+func TestC12AnOverwrittenKeyEndsTheLeaseAsTakenAndIsLeftAlone(t *testing.T) {
 	everywhere(t, func(t *testing.T, w *world) {
-		l := acquire(t, w.locker(redislease.WithTTL(300*time.Millisecond)), "orders")
+		l := acquire(t, w.locker(often...), "orders")
 		require.NoError(t, w.operator.Set(context.Background(), "orders", "other", 0).Err())
 		require.ErrorIs(t, ended(t, l), redislease.ErrTaken)
 		require.ErrorIs(t, l.Release(), redislease.ErrTaken)
@@ -131,14 +131,14 @@ func TestAReleaseThatFindsTheKeyForeignSaysSoAndLeavesIt(t *testing.T) {
 	})
 }
 
-func TestAKeyOfAnotherTypeIsSomebodyElses(t *testing.T) {
+func TestC11AKeyOfAnotherTypeIsSomebodyElses(t *testing.T) {
 	everywhere(t, func(t *testing.T, w *world) {
 		ctx := context.Background()
-		k := w.locker(redislease.WithTTL(300 * time.Millisecond))
+		k := w.locker(often...)
 		require.NoError(t, w.operator.RPush(ctx, "list", "x").Err())
 		_, err := k.TryAcquire(ctx, "list")
 		require.ErrorIs(t, err, redislease.ErrNotAcquired)
-		_, err = k.Acquire(ctx, "list", redislease.WithAcquireTimeout(100*time.Millisecond))
+		_, err = k.Acquire(ctx, "list", redislease.WithAcquireTimeout(time.Second))
 		require.ErrorIs(t, err, redislease.ErrNotAcquired)
 		require.Equal(t, int64(1), w.operator.LLen(ctx, "list").Val())
 
@@ -416,7 +416,7 @@ func TestTheLeasesContextIsTheCallersWithAnEnd(t *testing.T) {
 	})
 }
 
-func TestTheGreatestTTLIsHonouredOrRefusedByRedisButNeverOverflows(t *testing.T) {
+func TestC53TheGreatestTTLIsHonouredOrRefusedByRedisButNeverOverflows(t *testing.T) {
 	everywhere(t, func(t *testing.T, w *world) {
 		l := acquire(t, w.locker(), "orders", redislease.WithTTL(math.MaxInt64), redislease.WithMaxHold(redislease.NoMaxHold))
 		require.NoError(t, l.Err())

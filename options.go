@@ -128,7 +128,9 @@ func WithMaxRenewals(n int) Option {
 
 // WithAcquireTimeout sets how long an acquisition may take as a whole, whether it waits for a holder or for a Redis
 // that does not answer. It never bounds the lease; a deadline on the context bounds both. By default Acquire and Do
-// take as long as the context allows, TryAcquire and TryDo at most TTL − margin and at most 5 s.
+// take as long as the context allows, TryAcquire and TryDo at most TTL − margin and at most 5 s. An acquisition whose time
+// is up, or whose context has ended, while Redis owes an answer goes on listening and cleaning up for a tenth of the TTL,
+// at most 100 ms.
 func WithAcquireTimeout(d time.Duration) Option {
 	return leaseOption(func(c *config) { c.acquireTimeout, c.set = d, c.set|setAcquireTimeout })
 }

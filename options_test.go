@@ -96,6 +96,17 @@ func TestBadArgumentsSendNothing(t *testing.T) {
 	require.Empty(t, r.all(), "nothing began")
 }
 
+func TestARenewalWithoutAContextSendsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		l := b.acquire(b.locker())
+		//lint:ignore SA1012 it is what a caller should not do
+		require.ErrorContains(t, l.Renew(nil), `renew "orders": the context is nil`)
+		require.NoError(t, l.Err(), "it is as it was")
+		require.Empty(t, b.sent("renew", 0))
+		require.NoError(t, l.Release())
+	})
+}
+
 func TestClientsOnWhichALeaseIsUnsafeAreRefused(t *testing.T) {
 	client := connect(t, "127.0.0.1:1")
 	conn := client.Conn()
@@ -128,7 +139,7 @@ func TestClientsOnWhichALeaseIsUnsafeAreRefused(t *testing.T) {
 	}
 }
 
-func TestARandomSourceThatFailsSendsNothing(t *testing.T) {
+func TestC16ARandomSourceThatFailsSendsNothing(t *testing.T) {
 	sent := 0
 	k := newLocker(t, clientFunc(func(context.Context, redis.Cmder) error { sent++; return nil }))
 	broken := errors.New("no entropy")
@@ -137,6 +148,18 @@ func TestARandomSourceThatFailsSendsNothing(t *testing.T) {
 	_, err := k.TryAcquire(context.Background(), "orders")
 	require.ErrorIs(t, err, broken)
 	require.Zero(t, sent)
+
+	bubble(t, func(t *testing.T, b *bubbled) {
+		uuid.SetRand(nil)
+		k := b.locker()
+		uuid.SetRand(failingReader{broken})
+		_, err := k.TryAcquire(context.Background(), "orders")
+		require.ErrorIs(t, err, broken)
+		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		_, err = k.Acquire(context.Background(), "orders")
+		require.ErrorIs(t, err, broken, "three failures in a row")
+		require.Empty(t, b.sent("set", 0))
+	})
 }
 
 type failingReader struct{ err error }
