@@ -44,6 +44,7 @@ type conn struct {
 	deadline time.Time
 	timer    *time.Timer // wakes a reader at the deadline
 	held     []func()    // what arrived while the process stood still
+	catching bool        // that is being handed over: a reader gets what has arrived before it is told the time
 
 	// One for each direction, up first.
 	sent    [2]uint64
@@ -169,11 +170,15 @@ func (c *conn) unhold() {
 	}
 	c.mu.Lock()
 	held := c.held
-	c.held = nil
+	c.held, c.catching = nil, true
 	c.mu.Unlock()
 	for _, f := range held {
 		f()
 	}
+	c.mu.Lock()
+	c.catching = false
+	c.cond.Broadcast()
+	c.mu.Unlock()
 }
 
 // salt keeps what was held up together from happening at one instant.
@@ -213,7 +218,7 @@ func (c *conn) Read(b []byte) (int, error) {
 			return n, nil
 		case c.reset:
 			return 0, &net.OpError{Op: "read", Net: "sim", Err: syscall.ECONNRESET}
-		case !c.deadline.IsZero() && !time.Now().Before(c.deadline) && len(c.held) == 0 && c.p.left() == 0:
+		case !c.deadline.IsZero() && !time.Now().Before(c.deadline) && len(c.held) == 0 && !c.catching && c.p.left() == 0:
 			return 0, &net.OpError{Op: "read", Net: "sim", Err: os.ErrDeadlineExceeded}
 		}
 		c.cond.Wait()

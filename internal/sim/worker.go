@@ -237,6 +237,7 @@ func (k *worker) observe(ctx context.Context, e redislease.Event) {
 		k.p.sleep(c.between(0, a.terms.ttl))
 	case x < 5 && a.lease != nil && e.Kind != redislease.EventAcquired:
 		k.w.oracle.observing(a)
+		k.p.sleep(c.between(1, time.Microsecond)) // not at the instant of what it is told about
 		first, start := k.w.oracle.releasing(a), time.Now()
 		k.w.oracle.released(a, first, start, a.lease.Release())
 	case x < 7:

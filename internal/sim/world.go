@@ -372,6 +372,6 @@ func (w *world) record(line string) {
 	}
 	w.sum += name(line)
 	if w.Trace != nil {
-		w.Trace(fmt.Sprintf("%14.6f %s", now.Sub(w.start).Seconds(), line))
+		w.Trace(fmt.Sprintf("%17.9f %s", now.Sub(w.start).Seconds(), line))
 	}
 }
