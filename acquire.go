@@ -174,7 +174,7 @@ func (a *asking) decided(now time.Duration) error {
 		a.quiet = now
 		a.countFailure(now, now)
 	}
-	switch open, doubt := a.outstanding(now), a.inDoubt(); {
+	switch open, doubt := a.outstanding(now), a.inDoubt(now); {
 	case a.unbounded() && a.failures >= mostFailures:
 		return a.giveUp(nil)
 	case open:
@@ -208,10 +208,22 @@ func (a *asking) outstanding(now time.Duration) bool {
 	return false
 }
 
-// inDoubt: a command was written that may have taken the key, its own answer will not come, and no later one has told.
-func (a *asking) inDoubt() bool {
+// inDoubt: a command was written that may have taken the key, its own answer will not come or is not waited for any
+// more, and no later one has told.
+func (a *asking) inDoubt(now time.Duration) bool {
 	for _, c := range a.taking {
-		if c.taken && !c.settled {
+		at, sent := c.sentAt()
+		if !c.settled && (c.taken || sent && now-at >= a.config.ttl) {
+			return true
+		}
+	}
+	return false
+}
+
+// mayYet: a command that may take the key was written, and it may yet be executed, whatever Redis has said since.
+func (a *asking) mayYet() bool {
+	for _, c := range a.taking {
+		if _, sent := c.sentAt(); sent {
 			return true
 		}
 	}
@@ -344,7 +356,13 @@ func (a *asking) forget(now time.Duration) {
 	two := later(a.config.ttl, a.config.ttl)
 	a.taking = slices.DeleteFunc(a.taking, func(c *command) bool {
 		sent, ok := c.sentAt()
-		return ok && now-sent >= two || !ok && now-c.began >= two && c.withdraw()
+		if !ok || now-sent < two {
+			return !ok && now-c.began >= two && c.withdraw()
+		}
+		if !c.taken && !c.settled && a.last == answerHeld { // by another, or by what this took
+			a.held, a.last = false, answerNone
+		}
+		return true
 	})
 }
 
@@ -414,11 +432,13 @@ func (a *asking) learnCheck(now time.Duration, c *command) {
 }
 
 // learnNo: another holds the key. That settles the tokens that Redis was asked about, too, except those that were
-// still on their way: they may have arrived later.
+// still on their way less than a TTL after they were written: they may have arrived later.
 func (a *asking) learnNo(now time.Duration, c *command) {
 	a.taking = without(a.taking, c)
 	for _, other := range c.listed {
-		if other.taken && other.doubtful <= c.sentTime() {
+		at, sent := other.sentAt()
+		old := sent && !other.taken && c.sentTime()-at >= a.config.ttl
+		if old || other.taken && other.doubtful <= c.sentTime() {
 			other.settled = true
 		}
 	}
@@ -485,7 +505,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 		}
 		why = errNotKept
 	}
-	definite := a.giveBack(w, later(a.now(), a.config.grace()))
+	definite := a.giveBack(w, later(a.now(), a.config.grace()), a.ctx.Done())
 	if a.winner == w {
 		a.winner = nil
 	}
@@ -504,7 +524,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 
 // orUnknown returns err, which says that the key was not kept, unless it may have been taken all the same.
 func (a *asking) orUnknown(err error, definite bool) error {
-	if definite && a.winner == nil && !a.outstanding(a.now()) && !a.inDoubt() {
+	if now := a.now(); definite && a.winner == nil && !a.outstanding(now) && !a.inDoubt(now) {
 		return err
 	}
 	return detailed(ErrOutcomeUnknown, err)
@@ -552,8 +572,9 @@ func (a *asking) withdraw() {
 // it tries to clean up and listens for a moment.
 func (a *asking) giveUp(cause error) error {
 	a.withdraw()
-	until := later(a.now(), a.config.grace())
-	if a.winner == nil && (a.outstanding(a.now()) || a.inDoubt()) {
+	now := a.now()
+	until := later(min(now, a.limit()), a.config.grace())
+	if a.winner == nil && (a.outstanding(now) || a.inDoubt(now)) {
 		tokens := a.listed()
 		last := len(tokens) - 1
 		clean := a.cleanUp(tokens[last])
@@ -565,15 +586,17 @@ func (a *asking) giveUp(cause error) error {
 	var err error
 	switch w := a.winner; {
 	case w != nil:
-		definite := a.giveBack(w, until)
+		definite := a.giveBack(w, until, nil)
 		if a.taking = without(a.taking, w); a.winner == w {
 			a.winner = nil
 		}
 		err = a.orUnknown(errTooLate, definite)
-	case a.outstanding(a.now()) || a.inDoubt():
+	case a.outstanding(a.now()) || a.inDoubt(a.now()):
 		err = detailed(ErrOutcomeUnknown, a.lastErr)
 	case a.last == answerHeld:
 		err = ErrNotAcquired
+	case a.mayYet():
+		err = detailed(ErrOutcomeUnknown, a.lastErr)
 	case a.lastErr != nil:
 		err = a.lastErr
 	case cause == nil:
@@ -606,13 +629,14 @@ func (a *acquisition) cleanUp(c *command) *command {
 	return clean
 }
 
-// giveBack gives c's token back, and returns whether Redis said in time that it does not hold the key now.
-func (a *asking) giveBack(c *command, until time.Duration) bool {
+// giveBack gives c's token back, and returns whether Redis said in time, and before done is closed, that it does not hold
+// the key now.
+func (a *asking) giveBack(c *command, until time.Duration, done <-chan struct{}) bool {
 	if !a.claim(c) {
 		return false
 	}
 	clean := a.cleanUp(c)
-	a.await(clean, until, nil)
+	a.await(clean, until, done)
 	return clean.taken && (clean.verdict == yes || clean.verdict == no)
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding"
 	"errors"
 	"net"
+	"slices"
 	"syscall"
 	"time"
 
@@ -65,7 +66,7 @@ func (c *client) Process(ctx context.Context, cmd redis.Cmder) error {
 	err := errOfHook // unless it returns
 	defer func() {
 		yes, index := isYes(cmd, w, err)
-		o.answered(called, yes, index, err)
+		o.answered(called, yes, isNo(cmd, w, err), index, err)
 	}()
 	err = c.process(ctx, cmd, a, x)
 	return err
@@ -146,4 +147,26 @@ func isYes(cmd redis.Cmder, w what, err error) (yes bool, index int64) {
 		}
 	}
 	return false, 0
+}
+
+// isNo: the answer says No, or that nothing was done.
+func isNo(cmd redis.Cmder, w what, err error) bool {
+	if err == nil {
+		err = cmd.Err()
+	}
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return slices.Contains(notExecuted, err.Error())
+	}
+	switch c := cmd.(type) {
+	case interface{ Val() bool }:
+		return !c.Val()
+	case interface{ Val() any }:
+		switch v := c.Val().(type) {
+		case int64:
+			return w != whatSettle && (v == 0 || v == -1)
+		case []any:
+			return w == whatSettle && len(v) == 2 && v[0] == int64(0)
+		}
+	}
+	return false
 }

@@ -41,6 +41,19 @@ const (
 	calmTroubled        = "something failed in a world without faults"
 	beliefBeyondCap     = "a lease was held beyond its longest hold"
 	wrongDo             = "Do told something else than what happened"
+	notAskedAbout       = "the settling script was not asked about a token that holds the key"
+	needlessUnknown     = "ErrOutcomeUnknown although every answer was definite"
+	notTheLastAnswer    = "an acquisition told another thing than its last answer"
+	gaveUpEarly         = "an acquisition without a bound gave up before it had failed more than once"
+	neverGaveUp         = "an acquisition without a bound went on after many failures in a row"
+	leftAlone           = "a waiter left a free key alone"
+	tooManyInFlight     = "more than three commands are in flight"
+	handedOutEnded      = "a lease was handed out that had ended, or to a context that had"
+	releasedAlive       = "a release was sent while the lease's context goes on"
+	notAskedToRelease   = "Release sent nothing although Redis had not said No"
+	notLost             = "Redis said No to a renewal, and the lease goes on"
+	wrongCause          = "a context or a lease ended with a cause that is not so"
+	wrongUntil          = "Until or the deadline is not when the lease ends"
 )
 
 // slack is for what happens within one virtual instant, give or take the salts.
@@ -62,7 +75,16 @@ type oracle struct {
 // truth is what the server holds under a key.
 type truth struct {
 	item item
+	at   time.Time      // when it changed
 	open []*acquisition // under way, or with a lease that has not ended
+}
+
+// free is since when a key that is free has been.
+func (t *truth) free() time.Time {
+	if t.item == (item{}) {
+		return t.at
+	}
+	return t.item.expires
 }
 
 // now is what the key holds now.
@@ -77,7 +99,12 @@ func (t *truth) now() item {
 type grant struct {
 	a         *acquisition
 	token     string
-	written   time.Time // when a command that may take the key with it was first written
+	called    time.Time // when a command that may take the key with it was called for
+	written   time.Time // when it was first written
+	took      time.Time // when it took the key
+	told      bool      // its own command has been answered, one way or the other
+	unclear   bool      // nobody can know from the answers whether it has taken the key
+	answered  time.Time // when the client returned from that command; zero: it has not
 	robbed    bool      // the server was made to forget it, or to remember it: no promise holds
 	freed     bool      // a release deleted it
 	gone      bool      // the server has said so
@@ -88,6 +115,7 @@ type grant struct {
 	flights   []*call   // renewals under way
 	followBy  time.Time // when the next renewal is to follow at the latest; zero: none is due
 	deletions int       // releases called for
+	deleting  *call     // a release under way
 }
 
 // yes is a confirmation: when its command was called for, which is no later than when it was written, and when the
@@ -127,16 +155,27 @@ type acquisition struct {
 
 	grants  []*grant
 	calls   uint64
+	flying  int    // commands that may take the key, called for less than a TTL ago and unanswered
+	pending int    // commands without an answer
+	ending  bool   // it cleans up
+	failing int    // commands that failed, or are unanswered, since the last answer that says something
+	last    string // what the last definite answer was: held, refused, or nothing that one could tell
+	yes     bool   // there was a Yes
+	deleted bool   // Release has told a definite result
+	refused bool   // Release has told that its command was not executed
 	over    bool
-	foreign bool // another held the key at some moment
-	hooked  bool // a hook made something else of a command
-	slow    bool // the observer took its time, which is outside of every bound
+	noAt    time.Time // when it last found the key held
+	foreign bool      // another held the key at some moment
+	hooked  bool      // a hook made something else of a command
+	slow    bool      // the observer took its time, which is outside of every bound
 
 	lease    *redislease.Lease
 	grant    *grant
 	releases int // calls of Release
 	err      error
 	ends     []redislease.Event // of the acquisition
+	endedAt  time.Time          // when it was told of, which is before the caller is
+	left     item               // what the key held then
 	finals   []redislease.Event // of the lease
 }
 
@@ -249,7 +288,14 @@ func (o *oracle) executed(p *process, r *request, before, after item, reply any)
 			}
 		}
 	}
+	o.askedLocked(a, g, r, before, reply)
+	if r.what == whatRelease && before != after && a != nil && a.refused && g == a.grant {
+		o.violateLocked(a, wrongRelease, "refused or not sent, and executed")
+	}
 	if before == after {
+		if a != nil && r.what.mayTake() && before != (item{}) && r.stamp != "0" {
+			a.noAt = time.Now()
+		}
 		return
 	}
 	if r.stamp == "0" {
@@ -259,6 +305,10 @@ func (o *oracle) executed(p *process, r *request, before, after item, reply any)
 	case whatSet, whatSettle:
 		if before != (item{}) {
 			o.violateLocked(a, tookHeld, "%s", r.what)
+		}
+		if g != nil {
+			g.took = time.Now()
+			a.foreign = a.foreign || g.took.Sub(g.written) >= a.terms.ttl // so late that it is not reckoned with
 		}
 	case whatRenew:
 		if before == (item{}) || before.value != after.value || before.value != r.own() || after.expires.Before(before.expires) && !g.robbed {
@@ -281,6 +331,20 @@ func (o *oracle) executed(p *process, r *request, before, after item, reply any)
 	o.changedLocked(r.key, after)
 }
 
+// askedLocked checks that no settling script says "another's" of a key that a token of the same acquisition holds, one
+// that was called for before.
+func (o *oracle) askedLocked(a *acquisition, g *grant, r *request, before item, reply any) {
+	holder := o.grants[before.value]
+	said, _ := reply.([]any)
+	if r.what != whatSettle || len(said) != 2 || said[0] != int64(0) || holder == nil || holder.a != a || holder.robbed {
+		return
+	}
+	old := holder.took.Sub(holder.written) >= a.terms.ttl || a.p.noBoot && o.w.weather.steps
+	if !old && !a.hooked && len(r.tokens) < 17 && g.called.Sub(holder.called) > 2*time.Microsecond && !a.p.stood(holder.written, 0) {
+		o.violateLocked(a, notAskedAbout, "it was written %v before", r.at.Sub(holder.written))
+	}
+}
+
 // overruled: somebody else than the library has changed what a key holds.
 func (o *oracle) overruled(key string, before, after item) {
 	o.mu.Lock()
@@ -290,7 +354,7 @@ func (o *oracle) overruled(key string, before, after item) {
 			if !g.robbed {
 				o.tally.Robbed++
 			}
-			g.robbed = true
+			g.robbed, g.a.foreign = true, true
 		}
 	}
 	o.w.record(fmt.Sprintf("overruled %s", key))
@@ -299,7 +363,7 @@ func (o *oracle) overruled(key string, before, after item) {
 
 func (o *oracle) changedLocked(key string, after item) {
 	t := o.truthOf(key)
-	t.item = after
+	t.item, t.at = after, time.Now()
 	g := o.grants[after.value]
 	for _, a := range t.open {
 		if after != (item{}) && (g == nil || g.a != a) {
@@ -337,7 +401,9 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 	o.boundedLocked(a, now)
 	t := o.truthOf(a.key)
 	if l == nil {
-		o.refusedLocked(a, t.now(), now)
+		if o.refusedLocked(a); len(a.ends) > 0 {
+			o.ownLocked(a, a.left, a.endedAt)
+		}
 		o.closeLocked(t, a)
 		o.mu.Unlock()
 		return
@@ -354,6 +420,20 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 	}
 	left := time.Until(l.Until())
 	capped := a.grant.written.Add(a.terms.maxHold).Before(now.Add(a.terms.useful() / 3))
+	exact := !a.slow && !a.p.stood(a.start, a.terms.interval)
+	switch {
+	case exact && (left < -slack || !a.ctxEnd.IsZero() && now.After(a.ctxEnd.Add(slack))):
+		o.violateLocked(a, handedOutEnded, "%v", left)
+	case exact && !o.w.weather.steps && !a.p.stood(time.Time{}, 0):
+		end := a.grant.written.Add(a.terms.maxHold)
+		if at, ok := a.ctx.Deadline(); ok && at.Before(end) {
+			end = at
+		}
+		early := a.grant.written.Sub(a.grant.called) // it may have been marshalled before for a connection that was broken
+		if at, ok := l.Context().Deadline(); !ok || at.Sub(end) > slack || end.Sub(at) > early+slack {
+			o.violateLocked(a, wrongUntil, "a deadline off by %v", at.Sub(end))
+		}
+	}
 	if left < a.terms.useful()/3-slack && !capped && !a.slow && !a.p.stood(a.start, a.terms.interval) {
 		o.violateLocked(a, littleTrust, "%v", left)
 	}
@@ -384,13 +464,18 @@ func (o *oracle) boundedLocked(a *acquisition, now time.Time) {
 	if at := a.start.Add(bound); bound > 0 && (end.IsZero() || at.Before(end)) {
 		end = at
 	}
+	for _, g := range a.grants {
+		if at := g.written.Add(a.terms.useful()); !a.waiting && !a.hooked && g.unclear && !g.written.IsZero() && (end.IsZero() || at.Before(end)) {
+			end = at
+		}
+	}
 	if !end.IsZero() && now.Sub(end) > grace && !a.slow && !a.p.stood(a.start, 2*a.terms.ttl) {
 		o.violateLocked(a, boundExceeded, "an acquisition by %v", now.Sub(end))
 	}
 }
 
 // refusedLocked checks an acquisition that ended without a lease.
-func (o *oracle) refusedLocked(a *acquisition, held item, now time.Time) {
+func (o *oracle) refusedLocked(a *acquisition) {
 	err := a.err
 	contextual := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	switch {
@@ -403,9 +488,19 @@ func (o *oracle) refusedLocked(a *acquisition, held item, now time.Time) {
 	case errors.Is(err, redislease.ErrLost) || errors.Is(err, redislease.ErrReleased):
 		o.violateLocked(a, wrongError, "%v", err)
 	}
+	if o.unbounded(a) && !contextual && a.ctx.Err() == nil && !a.yes && a.failing < 2 {
+		o.violateLocked(a, gaveUpEarly, "after %d: %v", a.failing, err)
+	}
+	untold, unclear := a.yes || a.hooked, false // tokens without an answer of their own, and without any
+	for _, g := range a.grants {
+		untold, unclear = untold || !g.told, unclear || g.unclear
+	}
 	switch {
 	case errors.Is(err, redislease.ErrOutcomeUnknown):
 		o.tally.Unknown++
+		if !untold && !unclear {
+			o.violateLocked(a, needlessUnknown, "%v", err)
+		}
 		if o.w.weather.calm && a.waiting && a.terms.timeout == 0 && a.ctxEnd.IsZero() {
 			o.violateLocked(a, calmTroubled, "%v", err)
 		}
@@ -415,25 +510,73 @@ func (o *oracle) refusedLocked(a *acquisition, held item, now time.Time) {
 		if !a.foreign {
 			o.violateLocked(a, wrongHeld, "%v", err)
 		}
+		if a.last == "refused" {
+			o.violateLocked(a, notTheLastAnswer, "%v", err)
+		}
 	default:
+		if a.last == "held" && !a.yes && !unclear && a.ctx.Err() == nil {
+			o.violateLocked(a, notTheLastAnswer, "%v", err)
+		}
 		o.tally.Failed++
-		if o.w.weather.calm && a.ctx.Err() == nil {
+		if o.w.weather.calm && a.ctx.Err() == nil && a.terms.timeout == 0 {
 			o.violateLocked(a, calmTroubled, "%v", err)
 		}
 	}
-	// One that was written longer than a TTL ago is not waited for, and without a third clock it may seem that old.
-	if g := o.grants[held.value]; g != nil && g.a == a && !g.robbed && now.Sub(g.written) < a.terms.ttl && !(a.p.noBoot && o.w.weather.steps) {
+}
+
+// ownLocked checks that the key did not hold a token of an acquisition that says that it took nothing.
+func (o *oracle) ownLocked(a *acquisition, held item, now time.Time) {
+	err := a.err
+	if errors.Is(err, redislease.ErrOutcomeUnknown) {
+		return
+	}
+	g := o.grants[held.value]
+	if g == nil || g.a != a || g.robbed || g.took.Sub(g.written) >= a.terms.ttl || a.p.noBoot && o.w.weather.steps {
+		return // without a third clock a command may seem so old that it is not reckoned with any more
+	}
+	if errors.Is(err, redislease.ErrNotAcquired) && g.took.After(a.noAt) {
+		return // a command that came late, after another had been found to hold the key
+	}
+	if now.Sub(g.written) < 2*a.terms.ttl {
 		o.violateLocked(a, ownKeyHeld, "%v", err)
+	}
+}
+
+// unbounded: nothing but failures ends it.
+func (o *oracle) unbounded(a *acquisition) bool {
+	_, deadline := a.ctx.Deadline()
+	return a.waiting && a.terms.timeout == 0 && !deadline
+}
+
+// starved checks, in a world that has long been well, that nobody waits for a key that is free.
+func (o *oracle) starved() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, a := range o.all {
+		t := o.truthOf(a.key)
+		if !a.over && t.now() == (item{}) && time.Since(t.free()) > ttlMost {
+			o.violateLocked(a, leftAlone, "for %v", time.Since(t.free()))
+		}
 	}
 }
 
 // write is a write of the holder: it asks Err, and then the key had better be its own.
 func (o *oracle) write(a *acquisition) bool {
-	if err := a.lease.Err(); err != nil {
-		return false
-	}
+	err, until := a.lease.Err(), a.lease.Until()
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if err != nil {
+		var lost *redislease.LostError
+		switch cause := context.Cause(a.lease.Context()); {
+		case !errors.As(err, &lost) && (!errors.Is(err, redislease.ErrReleased) || a.releases == 0):
+			o.violateLocked(a, wrongCause, "Err: %v", err)
+		case cause != context.Cause(a.ctx) && !errors.Is(cause, err):
+			o.violateLocked(a, wrongCause, "%v instead of %v", cause, err)
+		case lost != nil:
+			o.reasonLocked(a, lost)
+		}
+		return false
+	}
 	o.tally.Writes++
 	if a.grant.robbed {
 		return true
@@ -448,6 +591,8 @@ func (o *oracle) write(a *acquisition) bool {
 		o.violateLocked(a, writeWithoutKey, "it holds %q", held.value)
 	case left < a.terms.margin-allowed:
 		o.violateLocked(a, writeWithoutKey, "%v before it expires, with a margin of %v", left, a.terms.margin)
+	case until.After(held.expires.Add(allowed - a.terms.margin)), until.After(a.grant.written.Add(a.terms.maxHold + allowed)):
+		o.violateLocked(a, wrongUntil, "it is in %v, and the key expires in %v", time.Until(until), left)
 	case time.Since(a.grant.written) > a.terms.maxHold+allowed:
 		o.violateLocked(a, beliefBeyondCap, "%v of %v", time.Since(a.grant.written), a.terms.maxHold)
 	}
@@ -476,6 +621,7 @@ func (o *oracle) releasing(a *acquisition) (first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	a.releases++
+	a.refused = false
 	return a.releases == 1
 }
 
@@ -488,8 +634,25 @@ func (o *oracle) released(a *acquisition, first bool, start time.Time, err error
 	if took := time.Since(start); took > bound && !a.slow && !a.p.stood(start, a.terms.ttl) {
 		o.violateLocked(a, boundExceeded, "Release took %v", took)
 	}
-	held := o.truthOf(a.key).now().value == g.token && !g.robbed
+	held := o.truthOf(a.key).now().value == g.token && !g.robbed && !a.hooked
 	var lost *redislease.LostError
+	told, definite := err.(*redislease.LostError)
+	if definite = definite || err == nil; definite {
+		a.deleted = true
+	}
+	unknown := errors.Is(err, redislease.ErrOutcomeUnknown)
+	if a.refused = !definite && !unknown && a.releases == 1; a.refused && g.freed {
+		o.violateLocked(a, wrongRelease, "executed, and %v", err)
+	}
+	if !definite && o.w.weather.calm {
+		o.violateLocked(a, calmTroubled, "%v", err)
+	}
+	if told != nil && first && g.deletions == 0 && told.Reason != redislease.ErrTaken && told.Reason != redislease.ErrGone {
+		o.violateLocked(a, notAskedToRelease, "%v", err)
+	}
+	if told != nil && len(a.finals) > 0 && a.finals[0].Kind == redislease.EventReleased {
+		o.violateLocked(a, wrongRelease, "%v, after an unknown outcome", err)
+	}
 	switch {
 	case err == nil && (held || first && !g.freed && !g.robbed):
 		o.violateLocked(a, wrongRelease, "nil")
@@ -541,11 +704,18 @@ func (o *oracle) event(a *acquisition, e redislease.Event) {
 	switch e.Kind {
 	case redislease.EventAcquired, redislease.EventNotAcquired, redislease.EventAcquireFailed:
 		a.ends = append(a.ends, e)
+		a.endedAt, a.left = time.Now(), o.truthOf(a.key).now()
 	case redislease.EventLost, redislease.EventReleased:
 		a.finals = append(a.finals, e)
 		o.closeLocked(o.truthOf(a.key), a)
 		if e.Kind == redislease.EventReleased {
 			o.tally.Released++
+			if errors.Is(e.Err, redislease.ErrLost) || e.Err == nil && a.grant != nil && !a.grant.freed && !a.grant.robbed {
+				o.violateLocked(a, wrongEvents, "released: %v", e.Err)
+			}
+			if e.Err != nil && o.w.weather.calm {
+				o.violateLocked(a, calmTroubled, "%v", e.Err)
+			}
 			break
 		}
 		var lost *redislease.LostError
@@ -592,6 +762,7 @@ type call struct {
 	at     time.Time
 	manual bool // for a call of Renew
 	held   bool // there was a lease already
+	flies  bool
 }
 
 // calling: the library has handed a command to the client.
@@ -601,14 +772,25 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 	a.calls++
 	c := &call{a: a, n: a.calls, what: w, at: time.Now(), manual: manual, held: len(a.ends) > 0}
 	o.w.record(fmt.Sprintf("%s call %d of %d: %s", a.p.name, c.n, a.id, w))
+	a.pending++
+	if w == whatRelease && len(tokens) > 0 && o.grants[tokens[0]] != nil {
+		a.ending = true // or the token of an unlucky grant is given back
+	}
+	if len(a.ends) == 0 && !a.ending {
+		a.failing++
+	}
+	if o.unbounded(a) && !a.over && a.failing > 40 && !a.yes {
+		o.violateLocked(a, neverGaveUp, "%d", a.failing)
+	}
 	for i, token := range tokens {
 		g := o.grants[token]
 		if last := i == len(tokens)-1; last && w.mayTake() {
 			if g != nil {
 				o.violateLocked(a, twoTokens, "%s", w)
 			}
-			g = &grant{a: a, token: token}
+			g = &grant{a: a, token: token, called: c.at, unclear: true}
 			o.grants[token] = g
+			o.flyLocked(c)
 			a.grants = append(a.grants, g)
 		}
 		if g == nil {
@@ -629,7 +811,9 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 	switch {
 	case w == whatRenew && c.held:
 		g.flights = append(g.flights, c)
-		g.followBy = time.Time{}
+		if !manual {
+			o.besideLocked(g, c.at)
+		}
 		if a.ctx.Err() != nil && !manual && !a.p.stood(c.at.Add(-time.Millisecond), 0) {
 			o.violateLocked(a, renewedForNobody, "%v", context.Cause(a.ctx))
 		}
@@ -638,6 +822,9 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 		}
 	case w == whatRelease:
 		g.deletions++
+		if g == a.grant {
+			o.deletingLocked(g, c)
+		}
 		if g == a.grant && g.deletions > a.releases {
 			o.violateLocked(a, secondRelease, "%d for %d calls", g.deletions, a.releases)
 		}
@@ -645,16 +832,87 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 	return c
 }
 
+// flyLocked counts the commands of an acquisition that may take the key.
+func (o *oracle) flyLocked(c *call) {
+	a := c.a
+	if a.flying++; a.flying > 3 && !o.w.weather.steps && !a.p.stood(a.start, 0) {
+		o.violateLocked(a, tooManyInFlight, "%d", a.flying)
+	}
+	c.flies = true
+	time.AfterFunc(a.terms.ttl-time.Millisecond, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.landedLocked(c)
+	})
+}
+
+func (o *oracle) landedLocked(c *call) {
+	if c.flies {
+		c.flies = false
+		c.a.flying--
+	}
+}
+
+// besideLocked: a renewal of the watchdog sets out. If it is silent for a tenth of the TTL another goes out beside it.
+func (o *oracle) besideLocked(g *grant, now time.Time) {
+	young := 0
+	for _, other := range g.flights {
+		if !other.manual && now.Sub(other.at) < g.a.terms.ttl-time.Millisecond {
+			young++
+		}
+	}
+	if young > 3 && !o.w.weather.steps && !g.a.p.stood(g.a.start, 0) {
+		o.violateLocked(g.a, tooManyInFlight, "%d renewals", young)
+	}
+	o.followByLocked(g, now, now.Add(max(g.a.terms.ttl/10, 50*time.Millisecond)))
+}
+
+// deletingLocked: Release asks Redis.
+func (o *oracle) deletingLocked(g *grant, c *call) {
+	a := g.a
+	bound := min(a.terms.ttl/2, 2*time.Second) - time.Millisecond
+	switch {
+	case a.lease.Context().Err() == nil:
+		o.violateLocked(a, releasedAlive, "")
+	case a.deleted:
+		o.violateLocked(a, secondRelease, "after a definite result")
+	case g.deleting != nil && c.at.Sub(g.deleting.at) < bound && !a.p.stood(g.deleting.at, a.terms.ttl) && !o.w.weather.steps:
+		o.violateLocked(a, secondRelease, "while another is under way")
+	}
+	g.deleting = c
+}
+
 // answered: the client has returned what became of a command: whether it was a Yes, and the code of a script's answer.
-func (o *oracle) answered(c *call, confirmed bool, index int64, err error) {
+func (o *oracle) answered(c *call, confirmed, refused bool, index int64, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.w.record(fmt.Sprintf("%s call %d of %d: yes: %v, error: %v", c.a.p.name, c.n, c.a.id, confirmed, err != nil))
+	no := refused && err == nil
+	c.a.pending--
+	if (confirmed || no) && len(c.a.ends) == 0 && !c.a.ending && (c.what != whatRelease || len(c.tokens) == 0) {
+		c.a.failing = c.a.pending
+	}
 	if len(c.tokens) == 0 {
 		return
 	}
 	now := time.Now()
 	g := c.tokens[len(c.tokens)-1]
+	if c.what.mayTake() {
+		o.landedLocked(c)
+		o.clearLocked(c, g, confirmed, no, refused, now)
+	}
+	if c.what == whatRelease && g.deleting == c {
+		g.deleting = nil
+	}
+	if c.what == whatRenew && no && c.held {
+		time.AfterFunc(time.Millisecond, func() {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if a := c.a; a.grant == g && a.ctx.Err() == nil && a.lease.Context().Err() == nil && !a.p.stood(now, 0) {
+				o.violateLocked(a, notLost, "")
+			}
+		})
+	}
 	if c.what == whatSettle && confirmed && index > 0 && int(index) <= len(c.tokens) {
 		g = c.tokens[index-1]
 	}
@@ -671,6 +929,9 @@ func (o *oracle) answered(c *call, confirmed bool, index int64, err error) {
 			if !c.manual && c.held {
 				g.confirmed++
 			}
+		}
+		if !c.manual {
+			g.followBy = time.Time{}
 		}
 		if g == c.a.grant && (confirmed || err != nil && !c.manual) {
 			o.followLocked(g, now.Add(time.Nanosecond))
@@ -689,6 +950,37 @@ func (o *oracle) answered(c *call, confirmed bool, index int64, err error) {
 	}
 }
 
+// clearLocked takes note of what an answer says about who has the key.
+func (o *oracle) clearLocked(c *call, g *grant, yes, no, refused bool, now time.Time) {
+	a := c.a
+	if g.answered = now; len(a.ends) > 0 {
+		return // it has been decided
+	}
+	own := c.tokens[len(c.tokens)-1]
+	own.told = own.told || !a.hooked && (yes || no || refused)
+	switch {
+	case yes:
+		a.yes, a.last = true, ""
+	case no:
+		a.last = "held"
+		g.unclear = a.hooked
+		for _, other := range c.tokens {
+			if other != g && !other.answered.IsZero() && other.answered.Before(c.at) {
+				other.unclear = a.hooked
+			}
+		}
+	case g.written.IsZero(): // perhaps it was marshalled all the same
+		a.last = ""
+	case refused:
+		g.unclear = a.hooked
+		if a.last = "refused"; a.hooked {
+			a.last = ""
+		}
+	default:
+		a.last = ""
+	}
+}
+
 // followLocked has it checked that a renewal follows when it has to: one interval after the last confirmed one, or a
 // twentieth of the TTL after one that failed.
 func (o *oracle) followLocked(g *grant, now time.Time) {
@@ -700,6 +992,15 @@ func (o *oracle) followLocked(g *grant, now time.Time) {
 	by := last.Add(t.interval)
 	if at := now.Add(t.ttl / 20); by.Before(at) {
 		by = at
+	}
+	o.followByLocked(g, now, by)
+}
+
+func (o *oracle) followByLocked(g *grant, now, by time.Time) {
+	t := g.a.terms
+	last := g.known(now)
+	if g.yesSent.After(last) {
+		last = g.yesSent
 	}
 	by = by.Add(2 * time.Millisecond)
 	g.followBy = time.Time{}
@@ -716,6 +1017,13 @@ func (o *oracle) followLocked(g *grant, now time.Time) {
 			o.violateLocked(a, notFollowedUp, "%v after the last confirmed one, with %d in flight", time.Since(last), len(g.flights))
 		}
 	})
+}
+
+// isLost: the observer was told of a loss.
+func (o *oracle) isLost(a *acquisition) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(a.finals) > 0 && a.finals[0].Kind == redislease.EventLost
 }
 
 // hooked: a hook sends a command of a twice.

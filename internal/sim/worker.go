@@ -159,6 +159,10 @@ func (k *worker) do(ctx context.Context, c *chance, a *acquisition, given string
 		k.w.oracle.violate(a, wrongDo, "%v, although the function ran", err)
 	case wanted != nil && !errors.Is(err, wanted):
 		k.w.oracle.violate(a, wrongDo, "%v instead of the function's error", err)
+	case !alive && wanted != nil && !errors.Is(err, redislease.ErrLost) && !errors.Is(err, redislease.ErrReleased):
+		k.w.oracle.violate(a, wrongDo, "%v, although the lease had ended", err)
+	case err == nil && k.w.oracle.isLost(a):
+		k.w.oracle.violate(a, wrongDo, "nil, although the lease was lost")
 	case err == nil && !alive:
 		k.w.oracle.violate(a, wrongDo, "nil, although the lease had ended")
 	case err != nil && wanted == nil && !errors.Is(err, redislease.ErrLost) && !errors.Is(err, redislease.ErrReleased):

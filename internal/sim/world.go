@@ -173,6 +173,7 @@ func run(t *testing.T, c Config) Report {
 	time.Sleep(time.Until(w.end))
 	w.heal()
 	time.Sleep(20*ttlMost + w.weather.lateBy)
+	w.oracle.starved()
 	cancel() // whoever waits or works without a bound
 	w.workers.Wait()
 	time.Sleep(20 * ttlMost) // what was left behind
