@@ -356,7 +356,7 @@ func (a *asking) forget(now time.Duration) {
 	two := later(a.config.ttl, a.config.ttl)
 	a.taking = slices.DeleteFunc(a.taking, func(c *command) bool {
 		sent, ok := c.sentAt()
-		if !ok || now-sent < two {
+		if !ok || now-max(sent, c.extended) < two {
 			return !ok && now-c.began >= two && c.withdraw()
 		}
 		if !c.taken && !c.settled && a.last == answerHeld { // by another, or by what this took
@@ -497,6 +497,8 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 		}
 		c := a.command(a.ctx, a.acquisition, kindRenew, w.token)
 		a.await(c, min(end, a.limit()), a.ctx.Done())
+		c.withdraw()
+		w.extended = a.now()
 		switch {
 		case a.winner != w || a.ctx.Err() != nil || a.now() >= a.limit():
 			return nil, nil // the loop looks at it anew

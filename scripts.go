@@ -196,6 +196,7 @@ type command struct {
 	next     *command      // in the owner's list of answers
 	began    time.Duration // when it was sent off
 	doubtful time.Duration // acquiring: when its outcome became unknown
+	extended time.Duration // acquiring: until when a renewal of its token was tried
 	waiter   chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
 
 	mu   sync.Mutex

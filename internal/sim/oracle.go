@@ -102,6 +102,7 @@ type grant struct {
 	called    time.Time // when a command that may take the key with it was called for
 	written   time.Time // when it was first written
 	took      time.Time // when it took the key
+	extended  bool      // it was tried to have it confirmed before it was handed out
 	told      bool      // its own command has been answered, one way or the other
 	unclear   bool      // nobody can know from the answers whether it has taken the key
 	answered  time.Time // when the client returned from that command; zero: it has not
@@ -797,7 +798,7 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 			continue // a check of the scripts
 		}
 		c.tokens = append(c.tokens, g)
-		if g.a != a || w == whatSettle && !a.p.stood(c.at.Add(-time.Millisecond), 0) && !g.written.IsZero() && c.at.Sub(g.written) > 2*a.terms.ttl+slack {
+		if g.a != a || w == whatSettle && !g.extended && !a.p.stood(c.at.Add(-time.Millisecond), 0) && !g.written.IsZero() && c.at.Sub(g.written) > 2*a.terms.ttl+slack {
 			o.violateLocked(a, listsTooMuch, "%s: a token of %d, written %v ago", w, g.a.id, c.at.Sub(g.written))
 		}
 	}
@@ -820,6 +821,8 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 		if n := a.terms.maxRenewals; n >= 0 && g.confirmed >= n && !manual {
 			o.violateLocked(a, renewedBeyondCap, "%d confirmed of %d", g.confirmed, n)
 		}
+	case w == whatRenew:
+		g.extended = true
 	case w == whatRelease:
 		g.deletions++
 		if g == a.grant {
