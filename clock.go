@@ -33,7 +33,7 @@ type instant struct {
 var systemClock = clock{
 	since: func(base instant) (monotonic, wall time.Duration) {
 		now := time.Now()
-		return now.Sub(base.time), now.Round(0).Sub(base.time.Round(0)) // Round(0) strips the monotonic reading
+		return now.Sub(base.time), time.Duration(now.UnixNano() - base.time.UnixNano())
 	},
 	boot:      bootTime,
 	afterFunc: time.AfterFunc,

@@ -327,7 +327,7 @@ func TestC41AnErrorIsKnownByItsCodeWhateverItsWording(t *testing.T) {
 func TestC42EveryKeyThatAScriptTouchesIsDeclared(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t)
-	call := regexp.MustCompile(`redis\.p?call\('\w+', ([^,)]+)`)
+	call := regexp.MustCompile(`redis\.p?call\('\w+', ?([^,)]+)`)
 	for name, text := range f.scripts() {
 		touched := call.FindAllStringSubmatch(text, -1)
 		require.NotEmpty(t, touched)
