@@ -125,7 +125,7 @@ type yes struct{ called, had time.Time }
 
 // known is when the latest command was called for whose confirmation the library had at a time.
 func (g *grant) known(at time.Time) time.Time {
-	latest := g.written
+	latest := g.called
 	for _, y := range g.yeses {
 		if y.had.Before(at) && y.called.After(latest) {
 			latest = y.called
@@ -690,7 +690,7 @@ func (o *oracle) reasonLocked(a *acquisition, lost *redislease.LostError) {
 	case redislease.ErrUnconfirmed:
 		ok = !lost.At.Before(g.known(lost.At).Add(a.terms.useful() - early - slack))
 	case redislease.ErrMaxHold:
-		ok = !lost.At.Before(g.written.Add(a.terms.maxHold-early-slack)) ||
+		ok = !lost.At.Before(g.called.Add(a.terms.maxHold-early-slack)) ||
 			a.terms.maxRenewals >= 0 && g.confirmed >= a.terms.maxRenewals
 	}
 	if !ok && !g.robbed {
@@ -746,7 +746,8 @@ func (o *oracle) event(a *acquisition, e redislease.Event) {
 // distanceLocked measures how long before the earliest possible next holder a belief ended by itself.
 func (o *oracle) distanceLocked(a *acquisition, lost *redislease.LostError) {
 	i := o.truthOf(a.key).item
-	if a.grant.robbed || i.value != a.grant.token || a.p.stood(a.start, a.terms.ttl) {
+	byItself := lost.Reason == redislease.ErrUnconfirmed || lost.Reason == redislease.ErrMaxHold
+	if !byItself || a.grant.robbed || i.value != a.grant.token || a.p.stood(a.start, a.terms.ttl) {
 		return
 	}
 	if d := i.expires.Sub(lost.At); o.tally.Closest == 0 || d < o.tally.Closest {
