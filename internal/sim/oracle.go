@@ -990,8 +990,10 @@ func (o *oracle) clearLocked(c *call, g *grant, yes, no, refused bool, now time.
 func (o *oracle) followLocked(g *grant, now time.Time) {
 	t := g.a.terms
 	last := g.known(now)
-	if g.yesSent.After(last) { // it was called for earlier than written
-		last = g.yesSent
+	for _, written := range []time.Time{g.written, g.yesSent} { // later than called for
+		if written.After(last) {
+			last = written
+		}
 	}
 	by := last.Add(t.interval)
 	if at := now.Add(t.ttl / 20); by.Before(at) {
@@ -1003,8 +1005,10 @@ func (o *oracle) followLocked(g *grant, now time.Time) {
 func (o *oracle) followByLocked(g *grant, now, by time.Time) {
 	t := g.a.terms
 	last := g.known(now)
-	if g.yesSent.After(last) {
-		last = g.yesSent
+	for _, written := range []time.Time{g.written, g.yesSent} {
+		if written.After(last) {
+			last = written
+		}
 	}
 	by = by.Add(2 * time.Millisecond)
 	g.followBy = time.Time{}
