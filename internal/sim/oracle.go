@@ -868,7 +868,11 @@ func (o *oracle) besideLocked(g *grant, now time.Time) {
 	if young > 3 && !o.w.weather.steps && !g.a.p.stood(g.a.start, 0) {
 		o.violateLocked(g.a, tooManyInFlight, "%d renewals", young)
 	}
-	o.followByLocked(g, now, now.Add(max(g.a.terms.ttl/10, 50*time.Millisecond)))
+	by := now.Add(max(g.a.terms.ttl/10, 50*time.Millisecond))
+	if n := len(g.yeses); n > 0 && now.Sub(g.yeses[n-1].had) < slack { // it set out at the same instant
+		by = g.yeses[n-1].called.Add(g.a.terms.interval + 2*time.Millisecond)
+	}
+	o.followByLocked(g, now, by)
 }
 
 // deletingLocked: Release asks Redis.
