@@ -18,7 +18,7 @@ import (
 // The scripts. Common to all: KEYS[1] is the lock's key, taken literally. The last of ARGV is written at the moment
 // of sending and is '0' if nobody wants the command any more; that is refused before anything is done. A key of the
 // wrong type is somebody else's. The step that changes the key is the last that can fail. Texts that every lease sends
-// are terse: they go out each time, and 100 bytes more cost a cycle 2 % of its rate.
+// are terse, since they go out each time.
 const (
 	// refuseLua begins scripts about several tokens. held is the value, false without a key, or true if it is no
 	// string.

@@ -106,11 +106,11 @@ func (c *conn) send(direction int, arrive func(), describe func() string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := from(c.place, uint64(direction), c.sent[direction])
-	f := c.w.weather.fate(c.w, c.p, direction, r, now)
 	c.sent[direction]++
 	if c.broken[direction] {
 		return
 	}
+	f := c.w.weather.fate(c.w, c.p, direction, r, now)
 	at := now.Add(f.delay)
 	if !at.After(c.arrival[direction]) {
 		at = c.arrival[direction].Add(r.between(1, time.Microsecond))

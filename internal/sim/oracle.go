@@ -508,7 +508,7 @@ func (o *oracle) refusedLocked(a *acquisition) {
 		return
 	case errors.Is(err, redislease.ErrNotAcquired):
 		o.tally.Held++
-		if !a.foreign {
+		if !a.foreign && !(a.p.noBoot && o.w.weather.steps) { // without a third clock a command may seem forgotten
 			o.violateLocked(a, wrongHeld, "%v", err)
 		}
 		if a.last == "refused" {
@@ -870,7 +870,9 @@ func (o *oracle) besideLocked(g *grant, now time.Time) {
 	}
 	by := now.Add(max(g.a.terms.ttl/10, 50*time.Millisecond))
 	if n := len(g.yeses); n > 0 && now.Sub(g.yeses[n-1].had) < slack { // it set out at the same instant
-		by = g.yeses[n-1].called.Add(g.a.terms.interval + 2*time.Millisecond)
+		if due := g.yeses[n-1].called.Add(g.a.terms.interval + 2*time.Millisecond); due.After(by) {
+			by = due
+		}
 	}
 	o.followByLocked(g, now, by)
 }
