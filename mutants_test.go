@@ -142,10 +142,8 @@ func TestMutants(t *testing.T) {
 
 var violation = regexp.MustCompile(`seed (\d+): (.*?) \(at`)
 
-// hunt runs the simulation on the mutant and returns how it was found.
-func (m *mutant) hunt(t *testing.T) string {
-	dir := t.TempDir()
-	overlay := map[string]map[string]string{"Replace": {}}
+// sources returns the files that the mutant changes.
+func (m *mutant) sources(t *testing.T) map[string]string {
 	sources := map[string]string{}
 	for _, e := range m.edits {
 		source, ok := sources[e.file]
@@ -154,9 +152,23 @@ func (m *mutant) hunt(t *testing.T) string {
 			require.NoError(t, err)
 			source = string(b)
 		}
-		require.Equal(t, 1, strings.Count(source, e.old), "%s has changed: %q", e.file, e.old)
+		require.Equal(t, 1, strings.Count(source, e.old), "%s: %s has changed: %q", m.name, e.file, e.old)
 		sources[e.file] = strings.Replace(source, e.old, e.new, 1)
 	}
+	return sources
+}
+
+func TestMutantsFitTheSource(t *testing.T) {
+	for _, m := range mutants {
+		m.sources(t)
+	}
+}
+
+// hunt runs the simulation on the mutant and returns how it was found.
+func (m *mutant) hunt(t *testing.T) string {
+	dir := t.TempDir()
+	overlay := map[string]map[string]string{"Replace": {}}
+	sources := m.sources(t)
 	for file, source := range sources {
 		path, err := filepath.Abs(file)
 		require.NoError(t, err)

@@ -296,7 +296,11 @@ func (e endpoint) connect() redis.UniversalClient {
 	case "sentinel":
 		o.MasterName = redistest.MasterName
 	case "cluster":
-		return redis.NewClusterClient(o.Cluster())
+		c := o.Cluster()
+		if e.Quick { // by itself go-redis looks for the nodes every ten seconds, and nobody tells it to look
+			c.ClusterStateReloadInterval = interval
+		}
+		return redis.NewClusterClient(c)
 	}
 	return redis.NewUniversalClient(o)
 }
