@@ -702,7 +702,10 @@ type clustered struct {
 	reloads atomic.Int32
 }
 
-func (c *clustered) ReloadState(context.Context) { c.reloads.Add(1) }
+func (c *clustered) ReloadState(context.Context) {
+	c.reloads.Add(1)
+	panic("a wrapper")
+}
 
 func TestAClusterIsLookedAtAnewWhenACommandGetsNoAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
@@ -761,5 +764,22 @@ func TestAPTTLThatIsAlwaysZeroIsNoReasonToPollInATightLoop(t *testing.T) {
 		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(time.Minute))
 		require.ErrorIs(t, err, redislease.ErrNotAcquired)
 		require.Less(t, len(b.sent("settle", begun)), 200)
+	})
+}
+
+// moody is an error that cannot say what it is.
+type moody struct{}
+
+func (*moody) Error() string { panic("a hook's error") }
+
+func TestAnErrorThatPanicsWhenItIsReadEndsNoProcess(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		l := b.acquire(b.locker())
+		b.fault(func(string, func() error) error { return &moody{} })
+		time.Sleep(12 * time.Second)
+		b.fault(nil)
+		time.Sleep(20 * time.Second)
+		require.NoError(t, l.Err())
+		require.NoError(t, l.Release())
 	})
 }

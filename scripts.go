@@ -270,10 +270,14 @@ func (c *command) run() {
 }
 
 // lookAnew has a client of a Redis Cluster find out which nodes there are: one may be gone, and by itself go-redis looks
-// every ten seconds only. It does not block, and go-redis sees to it that it is not done too often.
+// every ten seconds only. go-redis sees to it that it is not done too often; a wrapper that blocks or panics there holds
+// nothing up.
 func (k *Locker) lookAnew() {
 	if cluster, ok := k.client.(interface{ ReloadState(context.Context) }); ok {
-		cluster.ReloadState(context.Background())
+		go func() {
+			defer func() { _ = recover() }()
+			cluster.ReloadState(context.Background())
+		}()
 	}
 }
 
@@ -403,6 +407,9 @@ func (c *command) judge(err error) {
 
 // redact keeps c's tokens out of the message of err: Redis repeats the arguments of a command that it does not know.
 func (c *command) redact(err error) error {
+	if !isReply(err) { // the Error of a hook's error may do anything
+		return err
+	}
 	text := err.Error()
 	clean := text
 	for _, other := range append([]*command{c}, c.listed...) {
