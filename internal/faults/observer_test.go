@@ -358,8 +358,11 @@ func (o *observer) undisturbed(c *child) {
 				continue
 			}
 			require.Equal(o.r, next, s.value, "%s was overwritten or deleted", key)
-			ends := s.sent.Add(s.pttl)
-			require.WithinDuration(o.r, first.sent.Add(first.pttl), ends, 10*time.Second, "the TTL of %s was changed", key)
+			// The end that a sighting tells of is as uncertain as its moment, which a client that looks for another node
+			// does not tell for many seconds.
+			const slack = time.Second
+			changed := s.got.Add(s.pttl+slack).Before(first.sent.Add(first.pttl)) || first.got.Add(first.pttl+slack).Before(s.sent.Add(s.pttl))
+			require.False(o.r, changed, "the TTL of %s was changed: first %+v, then %+v", key, *first, s)
 		}
 		require.NotNil(o.r, first, "%s was never taken", key)
 	}
