@@ -45,6 +45,7 @@ type asking struct {
 	failedAt time.Duration // the last of them
 	heldAt   time.Duration // when another was first found to hold the key; forever: not yet
 	winner   *command      // its token holds the key
+	room     [2][2]*command
 }
 
 // acquisition is what the caller's goroutine and those of the commands share.
@@ -85,7 +86,7 @@ var (
 
 // acquire runs an acquisition of a valid key with valid options.
 func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting bool) (*Lease, error) {
-	t := &target{locker: k, config: c, ctx: ctx, key: c.prefix + key, base: k.clock.now()}
+	t := &target{locker: k, config: c, ctx: ctx, key: c.prefix + key, base: k.clock.now(&k.anchor)}
 	a := asking{acquisition: &acquisition{target: t, bound: forever}, waiting: waiting, heldAt: forever, pttl: -1}
 	switch {
 	case c.set&setAcquireTimeout != 0:
@@ -123,9 +124,9 @@ func (a *asking) run() (lease *Lease, err error) {
 		return nil, ofCaller(context.Cause(a.ctx))
 	}
 	a.signal = make(chan struct{}, 1)
+	a.inFlight, a.taking = a.room[0][:0], a.room[1][:0]
 	defer a.end()
-	for {
-		now := a.now()
+	for now := time.Duration(0); ; now = a.now() {
 		if len(a.inFlight) > 0 {
 			a.take(now)
 		}
@@ -514,7 +515,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	if definite { // else it may hold the key for a while yet, and the settling script has to recognise it
 		a.taking = without(a.taking, w)
 	}
-	if a.waiting {
+	if a.waiting || a.ctx.Err() != nil {
 		a.last, a.lastErr = answerError, why
 		if a.countFailure(a.now(), w.began) {
 			a.sendAt = later(a.now(), a.pause())

@@ -630,6 +630,28 @@ func TestAKeyFoundAfterItsLongestHoldIsGivenBack(t *testing.T) {
 	})
 }
 
+func TestATryWhoseContextEndsWhileALateGrantIsGivenBackSaysWhy(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		enough := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(context.Background())
+		b.fault(func(what string, execute func() error) error {
+			switch what {
+			case "set":
+				defer time.Sleep(2 * time.Second)
+			case "release":
+				time.AfterFunc(time.Millisecond, func() { cancel(enough) })
+				time.Sleep(10 * time.Second)
+			}
+			return execute()
+		})
+		_, err := k.TryAcquire(ctx, "orders", redislease.WithMaxHold(time.Second))
+		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.ErrorIs(t, err, enough)
+		time.Sleep(time.Minute)
+	})
+}
+
 func TestTokensOlderThanTwoTTLsAreNotAskedAbout(t *testing.T) {
 	// The simulation found it: they were, where nothing was in flight meanwhile.
 	bubble(t, func(t *testing.T, b *bubbled) {

@@ -40,9 +40,25 @@ var systemClock = clock{
 	random:    rand.Float64,
 }
 
-func (c *clock) now() instant {
-	boot, _ := c.boot()
-	return instant{time.Now(), boot}
+// anchorDrift is by how much the wall clock may have moved away from the monotonic one since an anchor was made.
+const anchorDrift = time.Millisecond
+
+// now returns the present moment. The boot clock is dear to read, so it is reckoned from an earlier moment for as long as
+// the other two have gone on together since: there was no suspend then, or it was hidden by a step of the wall clock, and
+// the reading lags behind. Both make it look longer ago, never shorter.
+func (c *clock) now(anchor *atomic.Pointer[instant]) instant {
+	if a := anchor.Load(); a != nil {
+		monotonic, wall := c.since(*a)
+		if apart := wall - monotonic; apart <= anchorDrift && apart >= -anchorDrift {
+			return instant{time.Now(), a.boot + monotonic}
+		}
+	}
+	boot, ok := c.boot()
+	now := instant{time.Now(), boot}
+	if ok {
+		anchor.Store(&now)
+	}
+	return now
 }
 
 // elapsed returns how long ago base was. The monotonic and the wall clock may differ by tolerance before a third clock

@@ -79,7 +79,8 @@ type Locker struct {
 	client  RedisClient
 	config  *config
 	clock   clock
-	checked atomic.Bool // the scripts are known to run
+	anchor  atomic.Pointer[instant] // see clock.now
+	checked atomic.Bool             // the scripts are known to run
 }
 
 // New returns a Locker that works through client. It sends nothing: the first acquisition finds out whether the server

@@ -207,7 +207,8 @@ func TestReadingsNeverFallWhateverTheWallClockDoes(t *testing.T) {
 }
 
 func TestTheSystemsClocksAgree(t *testing.T) {
-	base := systemClock.now()
+	var anchor atomic.Pointer[instant]
+	base := systemClock.now(&anchor)
 	time.Sleep(20 * time.Millisecond)
 	monotonic, wall := systemClock.since(base)
 	require.GreaterOrEqual(t, monotonic, 20*time.Millisecond)
@@ -215,4 +216,49 @@ func TestTheSystemsClocksAgree(t *testing.T) {
 	if boot, ok := systemClock.boot(); ok {
 		require.GreaterOrEqual(t, boot-base.boot, 20*time.Millisecond)
 	}
+}
+
+func TestTheBootClockIsReckonedUntilTheOthersPart(t *testing.T) {
+	// What passed is kept here: a suspend stops the monotonic clock, a step is of the wall clock.
+	var monotonic, wall, boot time.Duration
+	var reads int
+	c := clock{
+		since: func(base instant) (time.Duration, time.Duration) { return monotonic, wall },
+		boot:  func() (time.Duration, bool) { reads++; return boot, true },
+	}
+	var anchor atomic.Pointer[instant]
+	now := func() time.Duration {
+		before := anchor.Load()
+		at := c.now(&anchor)
+		require.LessOrEqual(t, at.boot, boot, "it may be taken for longer ago than it is, never for shorter")
+		if anchor.Load() != before { // the readings are since then
+			monotonic, wall = 0, 0
+		}
+		return boot - at.boot
+	}
+	pass := func(d time.Duration) { monotonic, wall, boot = monotonic+d, wall+d, boot+d }
+	suspend := func(d time.Duration) { wall, boot = wall+d, boot+d }
+
+	require.Zero(t, now())
+	require.Equal(t, 1, reads)
+	for range 1000 {
+		pass(time.Minute)
+		require.Zero(t, now())
+	}
+	require.Equal(t, 1, reads)
+	suspend(time.Hour)
+	require.Zero(t, now())
+	require.Equal(t, 2, reads)
+	wall -= time.Hour
+	require.Zero(t, now())
+	require.Equal(t, 3, reads)
+	for range 3 { // they add up
+		suspend(400 * time.Microsecond)
+		require.Less(t, now(), anchorDrift)
+	}
+	require.Equal(t, 4, reads)
+	suspend(time.Hour)
+	wall -= time.Hour
+	require.Equal(t, time.Hour, now(), "hidden")
+	require.Equal(t, 4, reads)
 }
