@@ -82,6 +82,7 @@ var (
 	errNilContext = errors.New("the context is nil")
 	errTooLate    = errors.New("granted too late, and given back")
 	errNotKept    = errors.New("granted, but not confirmed, and given back")
+	errNoFence    = errors.New("granted, but its fence is gone or unreadable, and given back")
 )
 
 // acquire runs an acquisition of a valid key with valid options.
@@ -105,7 +106,7 @@ func (k *Locker) acquire(ctx context.Context, key string, c *config, waiting boo
 		return lease, err
 	}
 	now := a.now()
-	e := Event{Kind: EventAcquireFailed, Key: key, Err: err, Took: now, Waited: max(0, now-a.heldAt)}
+	e := Event{Kind: EventAcquireFailed, Key: key, Fence: noFence, Err: err, Took: now, Waited: max(0, now-a.heldAt)}
 	switch {
 	case lease != nil:
 		e.Kind = EventAcquired
@@ -297,6 +298,9 @@ func (a *asking) send(now time.Duration) bool {
 		c.listed = a.listed()
 	} else {
 		c.target, c.ctx, c.owner, c.kind, c.token = a.target, a.ctx, a.acquisition, kindSet, &a.token
+		if a.config.fencing {
+			c.kind = kindSettle
+		}
 	}
 	if !a.draw(now, c) {
 		return false
@@ -398,7 +402,11 @@ func (a *asking) learn(now time.Duration, c *command) {
 		// whoever sent it looks at it
 	case c.verdict == yes:
 		a.failures = 0
-		if a.holds(c.holder()); c.holder() != c {
+		h := c.holder()
+		if h.ownFence < 1 {
+			h.ownFence = c.fence
+		}
+		if a.holds(h); h != c {
 			a.taking = without(a.taking, c)
 		}
 	case c.verdict == no:
@@ -492,7 +500,10 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	why := errTooLate
 	trust := later(sent, a.config.useful())
 	end := min(trust, later(start, a.config.maxHold))
-	if now < end && !w.cleaned { // if it was given back the DEL may be on its way
+	switch {
+	case a.config.fencing && w.ownFence < 1:
+		why = errNoFence
+	case now < end && !w.cleaned: // if it was given back the DEL may be on its way
 		if trust-now >= a.config.useful()/3 {
 			return a.keep(start, sent), nil
 		}
@@ -536,7 +547,7 @@ func (a *asking) orUnknown(err error, definite bool) error {
 // keep ends the acquisition with a lease.
 func (a *asking) keep(start, sent time.Duration) *Lease {
 	a.kept = a.winner
-	return newLease(a.target, a.winner.token, start, sent)
+	return newLease(a.target, a.winner, start, sent)
 }
 
 // end ends the acquisition. What was not sent is withdrawn, except for clean-ups. From now on answers look after

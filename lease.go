@@ -36,6 +36,7 @@ type Lease struct {
 	inner  context.Context // ends with the lease, and with the caller's context
 	cancel context.CancelCauseFunc
 	token  token
+	fence  int64
 
 	mu        sync.Mutex
 	state     state
@@ -102,9 +103,14 @@ func (e *releasedError) Error() string {
 }
 func (e *releasedError) Unwrap() error { return ErrReleased }
 
-// newLease makes a lease of a key that was acquired by a command sent at start, and last confirmed by one sent at sent.
-func newLease(t *target, token *token, start, sent time.Duration) *Lease {
-	l := &Lease{target: t, token: *token, schedule: schedule{config: t.config, start: start}}
+// newLease makes a lease of a key that holds c's token since a command sent at start, and last confirmed by one sent at
+// sent.
+func newLease(t *target, c *command, start, sent time.Duration) *Lease {
+	l := &Lease{target: t, token: *c.token, fence: noFence, schedule: schedule{config: t.config, start: start}}
+	if t.config.fencing {
+		l.fence = c.ownFence
+		t.locker.remember(l.fence)
+	}
 	l.inner, l.cancel = context.WithCancelCause(t.ctx)
 	l.schedule.confirm(sent, t.locker.clock.random())
 	if t.config.observer != nil {
@@ -152,6 +158,16 @@ func (l *Lease) Token() string {
 		return ""
 	}
 	return string(l.token[:])
+}
+
+// Fence returns the lease's fence: a number of at least 1 that is greater than that of every lease that others had of
+// the key before, and never changes. What writes under the lease hands it to the place where the write lands, which
+// refuses a smaller one than it has seen; see [WithFencing]. Without that option it is -1, which every check refuses.
+func (l *Lease) Fence() int64 {
+	if l.none() {
+		return noFence
+	}
+	return l.fence
 }
 
 // Until returns when the lease ends unless it is renewed before; afterwards, when it would have. The result has a
@@ -557,7 +573,7 @@ func (l *Lease) pushLocked(e Event) bool {
 	if l.events == nil {
 		return false
 	}
-	if e.Key = l.name(); e.Kind == EventLost || e.Kind == EventReleased {
+	if e.Key, e.Fence = l.name(), l.fence; e.Kind == EventLost || e.Kind == EventReleased {
 		e.Held = l.endedAt - l.schedule.start
 	}
 	return l.events.push(e)

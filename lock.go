@@ -81,6 +81,7 @@ type Locker struct {
 	clock   clock
 	anchor  atomic.Pointer[instant] // see clock.now
 	checked atomic.Bool             // the scripts are known to run
+	fences  atomic.Int64            // see remember
 }
 
 // New returns a Locker that works through client. It sends nothing: the first acquisition finds out whether the server
@@ -173,6 +174,11 @@ func (k *Locker) checkedAcquire(ctx context.Context, key string, waiting bool, o
 	c, err := k.config.with(opts)
 	if err != nil {
 		return nil, &opError{"acquire", key, err}
+	}
+	if c.fencing {
+		if err := fenceable(c.prefix + key); err != nil {
+			return nil, &opError{"acquire", key, err}
+		}
 	}
 	return k.acquire(ctx, key, c, waiting)
 }

@@ -50,9 +50,10 @@ func (k EventKind) String() string {
 // From them a program computes the three figures to watch: the share of failed acquisitions, the distribution of
 // holding times, and the count of failed comparisons (EventLost with an Err that matches [ErrTaken] or [ErrGone]).
 type Event struct {
-	Kind EventKind
-	Key  string // as given to the acquisition, without prefix
-	Err  error  // why; nil with EventAcquired, EventRenewed and a clean EventReleased
+	Kind  EventKind
+	Key   string // as given to the acquisition, without prefix
+	Fence int64  // of the lease; -1 without a lease, or without WithFencing
+	Err   error  // why; nil with EventAcquired, EventRenewed and a clean EventReleased
 
 	Took   time.Duration // end of an acquisition: how long it took as a whole
 	Waited time.Duration // end of an acquisition: how much of that came after somebody else was found to hold the key

@@ -29,6 +29,7 @@ type config struct {
 	maxRenewals    int
 	acquireTimeout time.Duration
 	backoff        func(attempt int) time.Duration
+	fencing        bool
 
 	set    setting // what was given, as opposed to what is a default
 	px     []byte  // the TTL as Redis gets it
@@ -146,6 +147,22 @@ func WithBackoff(f func(attempt int) time.Duration) Option {
 	})
 }
 
+// WithFencing has each lease carry a fence, see [Lease.Fence]. It costs a second key in Redis and a script instead of a
+// plain SET.
+//
+// The number is drawn in the script that takes the key: the greatest of the last one plus one, Redis' time in
+// microseconds (the caller's where TIME is refused), and the greatest that this Locker has seen of any key plus one. It is
+// kept for a week and the TTL under a key that begins with the lock's own and is in the same slot of a cluster: key:fence
+// for a key with a hash tag ({…}), key:fence{key} for one without braces. A key with braces that are no hash tag is an
+// error. If that key holds anything but an integer below 2^53 - 1 nothing is acquired, and the error has the code FENCE.
+//
+// So it grows although the kept number was lost (a flush, an eviction, a failover), since time has gone on, and although
+// the clock was set back, since the number is kept. It can fall back only if both come together: the number is lost, the
+// clock that stands in for it is behind, and the acquiring Locker has not seen a greater one itself.
+func WithFencing() Option {
+	return leaseOption(func(c *config) { c.fencing = true })
+}
+
 // resolve fills in the defaults that depend on other values, checks everything, and prepares what is sent. It is the
 // only place that does; nothing is clamped.
 func (c *config) resolve() error {
@@ -209,6 +226,9 @@ func (c *config) grace() time.Duration { return min(c.ttl/10, 100*time.Milliseco
 
 // releaseBound is for how long Release waits for an answer.
 func (c *config) releaseBound() time.Duration { return min(c.ttl/2, 2*time.Second) }
+
+// keepFence is for how long Redis keeps the last fence: as long as the key, and long enough for any clock to come right.
+func (c *config) keepFence() time.Duration { return later(c.ttl, 7*24*time.Hour) }
 
 // with returns c as changed by the options of one acquisition.
 func (c *config) with(opts []Option) (*config, error) {

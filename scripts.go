@@ -36,11 +36,40 @@ end
 	// {0, pttl}: it is another's, for pttl ms more; 0, -1 and -2 are no times.
 	settleLua = refuseLua + `if held then
 for i = 1, #ARGV - 1 do if held == ARGV[i] then return {1, i} end end
-local pttl = redis.pcall('PTTL', KEYS[1])
+` + anothersLua + `redis.call('SET', KEYS[1], ARGV[#ARGV - 1], 'PX', ARGV[#ARGV])
+return {1, 0}`
+
+	anothersLua = `local pttl = redis.pcall('PTTL', KEYS[1])
 return {0, type(pttl) == 'number' and pttl or -1}
 end
-redis.call('SET', KEYS[1], ARGV[#ARGV - 1], 'PX', ARGV[#ARGV])
-return {1, 0}`
+`
+
+	// fenceLua is settleLua for leases with a fence, the latest of which KEYS[2] keeps.
+	// ARGV: the unanswered tokens, a new token, the least that a new fence may be, the caller's time in µs, for how long to
+	// keep the fence in ms, the TTL in ms.
+	// Returns what settleLua does; after a 1 and its index the fence follows, or -1 if it is not to be had any more. If
+	// what is kept is no integer below 2^53 that is an error with the code FENCE. Lua's tostring would round the number.
+	fenceLua = refuseLua + `local function last()
+local v = redis.pcall('GET', KEYS[2])
+if type(v) == 'table' and not v.err:find('WRONGTYPE') then return nil, v end
+local n = not v and 0 or type(v) == 'string' and v:find('^-?%d+$') and tonumber(v)
+if n and n < 2^53 then return n end
+return nil, redis.error_reply('FENCE what is kept as the latest fence is no integer below 9007199254740992')
+end
+if held then
+for i = 1, #ARGV - 4 do if held == ARGV[i] then
+local n = last()
+return {1, i, n and n >= 1 and n or -1}
+end end
+` + anothersLua + `local n, err = last()
+if err then return err end
+local time = redis.pcall('TIME')
+time = time.err and tonumber(ARGV[#ARGV - 2]) or tonumber(time[1]) * 1000000 + tonumber(time[2])
+local fence = math.max(n + 1, tonumber(ARGV[#ARGV - 3]), time)
+if fence >= 2^53 then return redis.error_reply('FENCE no fence is left below 9007199254740992') end
+redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[#ARGV - 1])
+redis.call('SET', KEYS[1], ARGV[#ARGV - 4], 'PX', ARGV[#ARGV])
+return {1, 0, fence}`
 
 	// cleanUpLua is releaseLua for several tokens. ARGV: the tokens, '1'.
 	cleanUpLua = refuseLua + `for i = 1, #ARGV - 1 do if held == ARGV[i] then held = nil end end
@@ -159,6 +188,12 @@ func (t *target) now() time.Duration {
 	return t.locker.clock.elapsed(t.base, t.config.margin/4, &t.ahead)
 }
 
+// wallClock is the time of day.
+func (t *target) wallClock() time.Time {
+	_, wall := t.locker.clock.since(t.base)
+	return t.base.time.Add(wall)
+}
+
 // ring fills signal.
 func (t *target) ring() { signal(t.signal) }
 
@@ -207,14 +242,16 @@ type command struct {
 	began    time.Duration // when it was sent off
 	doubtful time.Duration // acquiring: when its outcome became unknown
 	extended time.Duration // acquiring: until when a renewal of its token was tried
+	ownFence int64         // acquiring: of its token, from whichever answer; below 1: not known, or not to be had
 	waiter   chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
 
 	mu   sync.Mutex
 	sent atomic.Int64 // when it was first written, by the owner's clock, plus 1; 0: not yet
 
 	// The answer, fixed before the owner hears of it.
-	code int64 // settle: the index, or the PTTL in ms. renew, release: what the script returned
-	err  error // with failed and unknown
+	code  int64 // settle: the index, or the PTTL in ms. renew, release: what the script returned
+	fence int64 // settle: of whoever holds the key now. 0: not known; -1: not to be had
+	err   error // with failed and unknown
 
 	writes    int32 // how often it was really written; guarded by mu, like withdrawn
 	withdrawn bool  // it is written no more
@@ -231,7 +268,7 @@ type command struct {
 }
 
 var (
-	settleArg, renewArg, releaseArg, cleanUpArg any = settleLua, renewLua, releaseLua, cleanUpLua
+	settleArg, fenceArg, renewArg, releaseArg, cleanUpArg any = settleLua, fenceLua, renewLua, releaseLua, cleanUpLua
 
 	stampOne  = []byte("1")
 	stampZero = []byte("0")
@@ -315,16 +352,28 @@ func (c *command) arguments() []any {
 	if c.kind == kindSet {
 		return append(args, "set", c.key, c.token, "nx", "px", c)
 	}
-	args = append(args, "eval", c.script(), "1", c.key)
+	fenced := c.fenced()
+	if args = append(args, "eval", c.script(), "1", c.key); fenced {
+		args[2] = "2"
+		args = append(args, fenceKey(c.key.(string)))
+	}
 	for _, other := range c.listed {
 		args = append(args, other.token)
 	}
-	return append(args, c.token, c)
+	if args = append(args, c.token); fenced {
+		args = append(args, c.locker.fences.Load()+1, c.wallClock().UnixMicro(), c.config.keepFence().Milliseconds())
+	}
+	return append(args, c)
 }
+
+// fenced: c draws a fence, or asks for one.
+func (c *command) fenced() bool { return c.kind == kindSettle && c.config.fencing }
 
 // script is the text, as an argument.
 func (c *command) script() any {
 	switch {
+	case c.fenced():
+		return fenceArg
 	case c.kind == kindSettle:
 		return settleArg
 	case c.kind == kindRenew:
@@ -356,22 +405,40 @@ func (c *command) read(reply any) error {
 			return nil
 		}
 	case []any:
-		if c.kind != kindSettle || len(r) != 2 {
-			break
-		}
-		held, ok1 := r[0].(int64)
-		code, ok2 := r[1].(int64)
-		switch c.code = code; {
-		case !ok1 || !ok2:
-		case held == 0:
-			c.verdict = no
-			return nil
-		case held == 1 && code >= 0 && code <= int64(len(c.listed))+1:
-			c.verdict = yes
+		if c.kind == kindSettle && c.readSettled(r) {
 			return nil
 		}
 	}
 	return fmt.Errorf("a reply of an unexpected form (%T)", reply)
+}
+
+// readSettled takes the reply to a settling script apart, and returns false if it is none.
+func (c *command) readSettled(reply []any) bool {
+	var numbers [3]int64 // 1 or 0; the code; the fence
+	if len(reply) > len(numbers) {
+		return false
+	}
+	for i, v := range reply {
+		n, ok := v.(int64)
+		if !ok {
+			return false
+		}
+		numbers[i] = n
+	}
+	c.code, c.fence = numbers[1], numbers[2]
+	switch {
+	case len(reply) == 2 && numbers[0] == 0:
+		c.verdict = no
+		return true
+	case numbers[0] != 1 || c.code < 0 || c.code > int64(len(c.listed))+1:
+		return false
+	case !c.fenced() && len(reply) != 2, c.fenced() && len(reply) != 3:
+		return false
+	case c.fenced() && c.fence < 1 && (c.code == 0 || c.fence != noFence):
+		return false
+	}
+	c.verdict = yes
+	return true
 }
 
 // holder returns the command whose token holds the key after a Yes to c.
@@ -423,7 +490,7 @@ func (c *command) redact(err error) error {
 
 // notExecutedCodes are those of error replies by which Redis says that it did nothing.
 var notExecutedCodes = []string{"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN",
-	"READONLY", "BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "NOREPLICAS", "MISCONF", "OOM"}
+	"READONLY", "BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "NOREPLICAS", "MISCONF", "OOM", "FENCE"}
 
 // notExecuted: err is an error reply with such a code. Redis 6.2 and miniredis put text before the code of an error
 // that comes out of a script.
