@@ -3,6 +3,7 @@ package redislease_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -105,35 +106,51 @@ func TestAnAcquisitionThatLosesAReplyInAnyWayAtAnyStep(t *testing.T) {
 		"request late, then closed": {faultproxy.DelayRequest(ttl / 2), faultproxy.CloseAfter()},
 	}
 	f := newFaulty(t)
+	_, err := f.server.Do("CONFIG", "SET", "notify-keyspace-events", "K$")
+	require.NoError(t, err)
 	t.Run("group", func(t *testing.T) {
 		for _, step := range []string{"renew", "release", "set", "settle", "all"} {
 			for way, actions := range ways {
-				t.Run(step+" "+way, func(t *testing.T) {
-					t.Parallel()
-					f := &faulty{&world{T: t, addr: f.addr, operator: f.operator}, f.server, faultproxy.Start(t, f.server.Addr())}
-					f.loseOne(step, ttl, actions)
-				})
+				for name, opts := range map[string][]redislease.LockerOption{"": nil, " with a fence": {redislease.WithFencing()}} {
+					t.Run(step+" "+way+name, func(t *testing.T) {
+						t.Parallel()
+						f := &faulty{&world{T: t, addr: f.addr, operator: f.operator}, f.server, faultproxy.Start(t, f.server.Addr())}
+						f.loseOne(step, ttl, actions, opts)
+					})
+				}
 			}
 		}
 	})
 }
 
 // loseOne loses a reply of the step; to lose one of the settling script there has to be something to settle.
-func (f *faulty) loseOne(step string, ttl time.Duration, actions []faultproxy.Action) {
+func (f *faulty) loseOne(step string, ttl time.Duration, actions []faultproxy.Action, opts []redislease.LockerOption) {
 	key := f.Name()
+	sets := f.sets(key, key+":fence{"+key+"}")
+	if fenced := len(opts) > 0; fenced {
+		defer func() {
+			grants, draws := sets()
+			require.Equal(f, grants, draws, "one number for each grant")
+		}()
+	}
 	switch step {
+	case "set":
+		f.proxy.On(takes(key)).Times(1).Do(actions...)
 	case "all":
 		f.proxy.On(faultproxy.Command("SET", "EVAL")).Do(actions...)
 	case "settle":
-		f.proxy.On(command("set", key)).Times(1).Do(faultproxy.ResetAfter())
+		f.proxy.On(takes(key)).Times(1).Do(faultproxy.ResetAfter())
 		f.proxy.On(command("settle", key)).Times(1).Do(actions...)
 	default:
 		f.proxy.On(command(step, key)).Times(1).Do(actions...)
 	}
-	k := f.locker(redislease.WithTTL(ttl))
+	k := f.locker(append(opts, redislease.WithTTL(ttl))...)
 	l, err := k.TryAcquire(context.Background(), key)
 	if err == nil {
 		f.trusted(l, key)
+		if len(opts) > 0 {
+			require.Equal(f, f.get(key+":fence{"+key+"}"), strconv.FormatInt(l.Fence(), 10))
+		}
 		require.Equal(f, l.Token(), f.get(key))
 		f.proxy.Clear()
 		require.NoError(f, l.Release())
@@ -145,6 +162,38 @@ func (f *faulty) loseOne(step string, ttl time.Duration, actions []faultproxy.Ac
 	f.lapses(key, ttl)
 	f.proxy.Clear()
 	f.lapses(key, 3*ttl)
+}
+
+// takes matches the first command that may take the key.
+func takes(key string) faultproxy.Matcher {
+	set, settle := command("set", key), command("settle", key)
+	return func(r faultproxy.Request) bool { return set(r) || settle(r) }
+}
+
+// sets counts how often two keys are set from now on.
+func (f *faulty) sets(keys ...string) func() (first, second int) {
+	const keyspace = "__keyspace@0__:"
+	sub := f.operator.Subscribe(context.Background(), keyspace+keys[0], keyspace+keys[1], f.Name())
+	f.Cleanup(func() { _ = sub.Close() })
+	for range 3 {
+		_, err := sub.Receive(context.Background())
+		require.NoError(f, err)
+	}
+	return func() (first, second int) {
+		require.NoError(f, f.operator.Publish(context.Background(), f.Name(), "that was all").Err())
+		for {
+			m, err := sub.ReceiveMessage(context.Background())
+			require.NoError(f, err)
+			switch m.Channel {
+			case keyspace + keys[0]:
+				first++
+			case keyspace + keys[1]:
+				second++
+			default:
+				return first, second
+			}
+		}
+	}
 }
 
 func TestASetThatExecutesLateHarmsNobody(t *testing.T) {
