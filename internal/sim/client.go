@@ -140,7 +140,7 @@ func isYes(cmd redis.Cmder, w what, err error) (yes bool, index int64) {
 		case int64:
 			return v == 1, 0
 		case []any:
-			if len(v) == 2 && v[0] == int64(1) {
+			if len(v) >= 2 && v[0] == int64(1) {
 				index, _ = v[1].(int64)
 				return true, index
 			}
@@ -155,7 +155,7 @@ func isNo(cmd redis.Cmder, w what, err error) bool {
 		err = cmd.Err()
 	}
 	if err != nil && !errors.Is(err, redis.Nil) {
-		return slices.Contains(notExecuted, err.Error())
+		return err.Error() == spoiltFence || slices.Contains(notExecuted, err.Error())
 	}
 	switch c := cmd.(type) {
 	case interface{ Val() bool }:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -54,6 +55,11 @@ const (
 	notLost             = "Redis said No to a renewal, and the lease goes on"
 	wrongCause          = "a context or a lease ended with a cause that is not so"
 	wrongUntil          = "Until or the deadline is not when the lease ends"
+	fellBack            = "a fence is not greater than one before"
+	wrongFence          = "a lease has another fence than was drawn for it"
+	drawnForNobody      = "a fence was drawn, and the key not taken"
+	staleAccepted       = "a stale write was accepted after a newer one"
+	holderRefused       = "a holder's write was refused as stale"
 )
 
 // slack is for what happens within one virtual instant, give or take the salts.
@@ -77,6 +83,11 @@ type truth struct {
 	item item
 	at   time.Time      // when it changed
 	open []*acquisition // under way, or with a lease that has not ended
+
+	greatest int64  // of the fences that were drawn
+	era      int    // counts the times that it fell back as documented
+	drawn    int    // fences, for the order of their grants
+	accepted *grant // whose write the place that checks fences has accepted last
 }
 
 // free is since when a key that is free has been.
@@ -106,6 +117,9 @@ type grant struct {
 	told      bool      // its own command has been answered, one way or the other
 	unclear   bool      // nobody can know from the answers whether it has taken the key
 	answered  time.Time // when the client returned from that command; zero: it has not
+	fence     int64     // that was drawn for it
+	era       int       // its fence is comparable to those of the same era
+	order     int       // of the grants with a fence
 	robbed    bool      // the server was made to forget it, or to remember it: no promise holds
 	freed     bool      // a release deleted it
 	gone      bool      // the server has said so
@@ -139,6 +153,7 @@ type terms struct {
 	ttl, margin, interval, maxHold time.Duration
 	maxRenewals                    int // -1: no limit
 	timeout                        time.Duration
+	fencing                        bool
 }
 
 func (t *terms) useful() time.Duration { return t.ttl - t.margin }
@@ -170,6 +185,7 @@ type acquisition struct {
 	hooked  bool      // a hook made something else of a command
 	slow    bool      // the observer took its time, which is outside of every bound
 
+	seen     int64 // the greatest fence of its process before it began
 	lease    *redislease.Lease
 	grant    *grant
 	releases int // calls of Release
@@ -216,6 +232,7 @@ func (o *oracle) begin(a *acquisition) {
 	a.id = uint64(len(o.all) + 1)
 	o.all = append(o.all, a)
 	o.tally.Acquisitions++
+	a.seen = a.p.seen
 	t := o.truthOf(a.key)
 	a.foreign = t.now() != item{}
 	t.open = append(t.open, a)
@@ -419,6 +436,11 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 		o.violateLocked(a, wrongToken, "")
 		a.grant = &grant{a: a, robbed: true}
 	}
+	o.hasFenceLocked(a)
+	if a.terms.fencing {
+		o.tally.Fenced++
+		a.p.seen = max(a.p.seen, a.grant.fence)
+	}
 	left := time.Until(l.Until())
 	capped := a.grant.written.Add(a.terms.maxHold).Before(now.Add(a.terms.useful() / 3))
 	exact := !a.slow && !a.p.stood(a.start, a.terms.interval)
@@ -443,6 +465,70 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 	}
 	o.mu.Unlock()
 	o.write(a)
+}
+
+// hasFenceLocked checks that a lease has the fence that was drawn for it.
+func (o *oracle) hasFenceLocked(a *acquisition) {
+	want := int64(-1)
+	if a.terms.fencing {
+		want = a.grant.fence
+	}
+	if got := a.lease.Fence(); got != want {
+		o.violateLocked(a, wrongFence, "%d instead of %d", got, want)
+	}
+}
+
+// fenced: the server has executed a script that may draw a fence, for which it kept one before, and keeps one now.
+func (o *oracle) fenced(r *request, took bool, before, after item, reply any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t, g := o.truthOf(r.key), o.grants[r.own()]
+	if g == nil || before == after {
+		return
+	}
+	said, _ := reply.([]any)
+	if !took || len(said) != 3 {
+		o.violateLocked(g.a, drawnForNobody, "%v", reply)
+		return
+	}
+	t.drawn++
+	g.fence, g.order = said[2].(int64), t.drawn
+	if after.value != strconv.FormatInt(g.fence, 10) {
+		o.violateLocked(g.a, wrongFence, "%v is kept for %d", after, g.fence)
+	}
+	if g.fence <= t.greatest {
+		// It may, if the latest is not kept any more, the clock is behind, and nobody in the process has seen it.
+		if before.value == strconv.FormatInt(t.greatest, 10) || r.now() > t.greatest || g.a.seen >= g.fence {
+			o.violateLocked(g.a, fellBack, "%d after %d; kept: %q, clock: %d, seen: %d", g.fence, t.greatest, before.value, r.now(), g.a.seen)
+		}
+		o.tally.FellBack++
+		t.era++
+	}
+	g.era, t.greatest = t.era, g.fence
+}
+
+// landed: a write under a lease has come to the place that checks fences.
+func (o *oracle) landed(a *acquisition) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t, g := o.truthOf(a.key), a.grant
+	if !a.terms.fencing || g.order == 0 {
+		return
+	}
+	last := t.accepted
+	comparable := last != nil && last.era == g.era
+	if last != nil && a.lease.Fence() < last.a.lease.Fence() {
+		o.tally.Refused++
+		if comparable && g.order > last.order {
+			o.violateLocked(a, holderRefused, "%d after %d", a.lease.Fence(), last.a.lease.Fence())
+		}
+		return
+	}
+	o.tally.Landed++
+	if comparable && g.order < last.order {
+		o.violateLocked(a, staleAccepted, "%d after %d", a.lease.Fence(), last.a.lease.Fence())
+	}
+	t.accepted = g
 }
 
 func (o *oracle) closeLocked(t *truth, a *acquisition) {
@@ -579,7 +665,7 @@ func (o *oracle) write(a *acquisition) bool {
 		return false
 	}
 	o.tally.Writes++
-	if a.grant.robbed {
+	if o.hasFenceLocked(a); a.grant.robbed {
 		return true
 	}
 	held := o.truthOf(a.key).now()

@@ -23,6 +23,7 @@ type process struct {
 	still   []span    // when it stood still, oldest first
 	skews   []skew    // oldest first
 	dials   uint64
+	seen    int64 // the greatest fence of its leases; guarded by the oracle
 
 	partedUntil [2]time.Time // nothing gets through until then, by direction
 	partLoses   bool

@@ -32,13 +32,23 @@ type request struct {
 	tokens []string
 	stamp  string // the last argument: the TTL in ms, or 0 for a command that nobody wants any more
 	at     time.Time
+
+	fenceKey string // where the fence is kept; empty: the request asks for none
+	least    int64  // that a new fence may be
+	clock    int64  // the caller's, in µs
+	keep     string // for how long to keep the fence, in ms
+	time     int64  // the server's clock when it is executed, in µs; 0: TIME is refused
 }
 
 // own is the token that a request carries for itself: the last.
 func (r *request) own() string { return r.tokens[len(r.tokens)-1] }
 
 func (r *request) ttl() time.Duration {
-	ms, _ := strconv.Atoi(r.stamp)
+	return milliseconds(r.stamp)
+}
+
+func milliseconds(text string) time.Duration {
+	ms, _ := strconv.Atoi(text)
 	return time.Duration(ms) * time.Millisecond
 }
 
@@ -69,10 +79,29 @@ func parse(b []byte, at time.Time) (requests []*request) {
 			r.what, r.key, r.tokens, r.stamp = whatSet, a[1], a[2:3], a[len(a)-1]
 		case "eval":
 			r.what, r.key, r.tokens, r.stamp = scriptOf(a[1]), a[3], a[4:len(a)-1], a[len(a)-1]
+			if a[2] == "2" {
+				r.fence(a[4:])
+			}
 		}
 		requests = append(requests, r)
 	}
 	return requests
+}
+
+// fence takes the rest of the arguments of a script with a fence apart.
+func (r *request) fence(rest []string) {
+	n := len(rest)
+	r.fenceKey, r.tokens, r.keep = rest[0], rest[1:n-4], rest[n-2]
+	r.least, _ = strconv.ParseInt(rest[n-4], 10, 64)
+	r.clock, _ = strconv.ParseInt(rest[n-3], 10, 64)
+}
+
+// now is the clock that a fence is drawn by.
+func (r *request) now() int64 {
+	if r.time == 0 {
+		return r.clock
+	}
+	return r.time
 }
 
 func number(b []byte, mark byte) (int, []byte) {

@@ -15,7 +15,8 @@ type server struct {
 	hung    time.Time // until when it executes nothing
 	refuses time.Time // until when it answers everything with refusal
 	refusal string
-	undo    []change // oldest first, for a failover
+	undo    []change      // oldest first, for a failover
+	clock   time.Duration // by how much it is off
 	served  uint64
 }
 
@@ -134,13 +135,26 @@ func (s *server) refuse(x *chance) any {
 
 // execute runs a request on the store and tells the oracle.
 func (s *server) execute(c *conn, r *request) any {
-	before := s.store.get(r.key)
+	if !s.w.weather.noTime {
+		r.time = time.Now().Add(s.clock).UnixMicro()
+	}
+	before, kept := s.store.get(r.key), s.store.get(r.fenceKey)
 	reply := s.store.do(r)
-	after := s.store.get(r.key)
+	after, keeps := s.store.get(r.key), s.store.get(r.fenceKey)
+	if kept != keeps {
+		s.undo = append(s.undo, change{time.Now(), r.fenceKey, kept})
+	}
 	if before != after {
 		s.undo = append(s.undo, change{time.Now(), r.key, before})
 	}
 	s.w.oracle.executed(c.p, r, before, after, reply)
+	if r.fenceKey != "" {
+		s.w.oracle.fenced(r, before != after, kept, keeps, reply)
+	}
+	if kept != keeps && !s.w.healed(time.Now()) && from(s.place, c.place, s.served, name("evicts")).hits(s.w.weather.evicts) {
+		s.w.count("fence evicted")
+		s.changeLocked(r.fenceKey, item{})
+	}
 	return reply
 }
 
@@ -175,7 +189,7 @@ func (s *server) changeLocked(key string, to item) {
 // restart loses everything and resets all connections.
 func (s *server) restart() {
 	s.mu.Lock()
-	for _, k := range s.w.keys {
+	for _, k := range s.w.all() {
 		s.changeLocked(k, item{})
 	}
 	s.undo = nil
@@ -191,7 +205,7 @@ func (s *server) failover(lag time.Duration) {
 	for i := len(s.undo) - 1; i >= 0 && s.undo[i].at.After(since); i-- {
 		was[s.undo[i].key] = s.undo[i].before
 	}
-	for _, key := range s.w.keys {
+	for _, key := range s.w.all() {
 		before, ok := was[key]
 		if !ok {
 			continue
@@ -211,11 +225,12 @@ func (s *server) jump(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := map[string]item{}
-	for _, key := range s.w.keys {
+	for _, key := range s.w.all() {
 		before[key] = s.store.get(key)
 	}
+	s.clock += d
 	s.store.jump(d)
-	for _, key := range s.w.keys {
+	for _, key := range s.w.all() {
 		if after := s.store.get(key); after != before[key] {
 			s.w.oracle.overruled(key, before[key], after)
 		}

@@ -91,7 +91,10 @@ func (s *stub) do(r *request) any {
 		s.put(r.key, item{value: r.own(), expires: expires})
 		return status("OK")
 	case whatSettle:
+		last, spoilt := s.fence(r)
 		switch {
+		case mine >= 0 && r.fenceKey != "":
+			return []any{int64(1), int64(mine + 1), last}
 		case mine >= 0:
 			return []any{int64(1), int64(mine + 1)}
 		case exists:
@@ -101,8 +104,17 @@ func (s *stub) do(r *request) any {
 			}
 			return []any{int64(0), pttl}
 		}
+		if r.fenceKey == "" {
+			s.put(r.key, item{value: r.own(), expires: expires})
+			return []any{int64(1), int64(0)}
+		}
+		if spoilt {
+			return fault(spoiltFence)
+		}
+		fence := max(last+1, r.least, r.now())
+		s.put(r.fenceKey, item{value: strconv.FormatInt(fence, 10), expires: time.Now().Add(milliseconds(r.keep))})
 		s.put(r.key, item{value: r.own(), expires: expires})
-		return []any{int64(1), int64(0)}
+		return []any{int64(1), int64(0), fence}
 	case whatRenew:
 		switch {
 		case !exists:
@@ -123,6 +135,19 @@ func (s *stub) do(r *request) any {
 		return int64(1)
 	}
 	return fault("ERR unknown command")
+}
+
+// spoiltFence is the error reply where the latest fence should be kept and something else is.
+const spoiltFence = "FENCE what is kept as the latest fence is no integer below 9007199254740992"
+
+// fence returns the latest fence of a key, or -1.
+func (s *stub) fence(r *request) (last int64, spoilt bool) {
+	i := s.get(r.fenceKey)
+	last, err := strconv.ParseInt(i.value, 10, 64)
+	if i.list || err != nil {
+		return -1, i != item{}
+	}
+	return last, false
 }
 
 // lua is the store that runs the real scripts.
@@ -193,8 +218,14 @@ func (l *lua) jump(d time.Duration) {
 }
 
 func (l *lua) do(r *request) any {
+	seconds, micros := r.time/1e6, r.time%1e6
+	clock := fmt.Sprintf("{'%d', '%d'}", seconds, micros)
+	if r.time == 0 {
+		clock = "{err = 'NOPERM this user has no permissions to run the command'}"
+	}
 	b := fmt.Appendf(nil, "*%d\r\n", len(r.args))
 	for _, a := range r.args {
+		a = strings.ReplaceAll(a, "redis.pcall('TIME')", clock) // miniredis has no clock of its own
 		b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(a), a)
 	}
 	if _, err := l.conn.Write(b); err != nil {

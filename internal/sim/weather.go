@@ -25,6 +25,10 @@ type weather struct {
 	// The server, from time to time.
 	hangs, restarts, failovers, jumps, refusesAll bool
 
+	// Whether it refuses TIME, and how often it evicts a fence that was just drawn.
+	noTime bool
+	evicts float64
+
 	// Operators.
 	operators bool
 
@@ -64,6 +68,7 @@ func weatherOf(seed uint64) (w weather) {
 	for _, b := range []*bool{&w.restarts, &w.failovers, &w.jumps, &w.operators} {
 		*b = c.hits(0.25)
 	}
+	w.noTime, w.evicts = c.hits(0.2), rate(0.2)
 	return w
 }
 

@@ -66,6 +66,7 @@ func (k *worker) terms(c *chance) (t terms, opts []redislease.Option) {
 		d := c.between(0, time.Second)
 		return redislease.WithBackoff(func(int) time.Duration { return d })
 	})
+	add(0.5, func() redislease.Option { t.fencing = true; return redislease.WithFencing() })
 	return t, opts
 }
 
@@ -182,6 +183,7 @@ func (k *worker) work(c *chance, a *acquisition) {
 		if !o.write(a) {
 			return
 		}
+		k.send(c, a)
 		if a.lease.Context().Err() != nil && c.hits(0.5) {
 			return
 		}
@@ -192,6 +194,15 @@ func (k *worker) work(c *chance, a *acquisition) {
 			runtime.Gosched()
 		}
 	}
+}
+
+// send sends a write to the place that checks fences, where it may land much later.
+func (k *worker) send(c *chance, a *acquisition) {
+	late := c.between(1, time.Millisecond)
+	if c.hits(0.2) {
+		late = c.between(0, 3*ttlMost)
+	}
+	time.AfterFunc(late, func() { k.w.oracle.landed(a) })
 }
 
 func (k *worker) renew(c *chance, a *acquisition) {

@@ -43,6 +43,7 @@ type Tally struct {
 	Released, ReleaseUnknown, Renewals int
 	Taken, Gone, Unconfirmed, MaxHold  int // losses
 	Writes                             int
+	Fenced, Landed, Refused, FellBack  int           // leases with a fence; their writes, and those refused where they land; numbers that fell back, as documented
 	Robbed                             int           // tokens that the server was made to forget or remember
 	Closest                            time.Duration // least time between the end of a belief and the earliest possible next holder
 	Virtual                            time.Duration
@@ -74,6 +75,7 @@ func (t *Tally) Add(o Tally) {
 		{&t.Failed, &o.Failed}, {&t.Released, &o.Released}, {&t.ReleaseUnknown, &o.ReleaseUnknown},
 		{&t.Renewals, &o.Renewals}, {&t.Taken, &o.Taken}, {&t.Gone, &o.Gone}, {&t.Unconfirmed, &o.Unconfirmed},
 		{&t.MaxHold, &o.MaxHold}, {&t.Writes, &o.Writes}, {&t.Robbed, &o.Robbed},
+		{&t.Fenced, &o.Fenced}, {&t.Landed, &o.Landed}, {&t.Refused, &o.Refused}, {&t.FellBack, &o.FellBack},
 	} {
 		*s.to += *s.from
 	}
@@ -105,6 +107,8 @@ func (t Tally) String() string {
 	fmt.Fprintf(&b, "%d leases released, %d of them with an unknown outcome\n", t.Released, t.ReleaseUnknown)
 	fmt.Fprintf(&b, "%d leases lost: %d unconfirmed, %d held for as long as allowed, %d gone, %d taken\n",
 		t.Unconfirmed+t.MaxHold+t.Gone+t.Taken, t.Unconfirmed, t.MaxHold, t.Gone, t.Taken)
+	fmt.Fprintf(&b, "%d leases with a fence: %d of their writes accepted where they landed, %d refused as stale; %d fences fell back, as documented\n",
+		t.Fenced, t.Landed, t.Refused, t.FellBack)
 	fmt.Fprintf(&b, "%d tokens that Redis was made to forget or to remember\n", t.Robbed)
 	fmt.Fprintf(&b, "%v was the shortest time between the end of a belief and the earliest possible next holder\n", t.Closest)
 	return b.String()
@@ -212,6 +216,17 @@ func (w *world) newProcess(id string) *client {
 	w.workers.Go(func() { w.troubles(p) })
 	w.workers.Go(func() { w.partitions(p) })
 	return cl
+}
+
+// fenceOf is where the fence of a key is kept.
+func fenceOf(key string) string { return key + ":fence{" + key + "}" }
+
+// all returns the keys, and those of their fences.
+func (w *world) all() (all []string) {
+	for _, key := range w.keys {
+		all = append(all, key, fenceOf(key))
+	}
+	return all
 }
 
 // healed: nothing goes wrong any more.
@@ -342,6 +357,9 @@ func (w *world) operators() {
 	for n := 0; w.weather.operators && w.pause(c, ttlLeast, 5*ttlMost); n++ {
 		w.count("operator changed a key")
 		key := w.keys[c.below(len(w.keys))]
+		if c.hits(0.3) {
+			key = fenceOf(key)
+		}
 		expires := time.Now().Add(c.between(ttlLeast, ttlMost))
 		switch c.below(4) {
 		case 0, 1:
