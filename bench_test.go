@@ -217,3 +217,49 @@ func BenchmarkAllocations(b *testing.B) {
 	}
 	runtime.GC()
 }
+
+// BenchmarkFencing times TryAcquire alone, with and without a fence, beside a plain SET NX PX on the same client.
+func BenchmarkFencing(b *testing.B) {
+	client := connect(b, redistest.Start(b).Addr())
+	ctx := context.Background()
+	k := newLocker(b, client)
+	type way struct {
+		name    string
+		acquire func() (release func() error, err error)
+	}
+	lease := func(opts ...redislease.Option) func() (func() error, error) {
+		return func() (func() error, error) {
+			l, err := k.TryAcquire(ctx, "orders", opts...)
+			return l.Release, err
+		}
+	}
+	ways := []way{{"lease", lease()}, {"fenced", lease(redislease.WithFencing())}, {"raw", func() (func() error, error) {
+		err := client.SetArgs(ctx, "orders", uuid.NewString(), redis.SetArgs{Mode: "NX", TTL: 30 * time.Second}).Err()
+		return client.Del(ctx, "orders").Err, err
+	}}}
+	p50s := map[string][]float64{}
+	for i := range b.N + 1 {
+		for j := range ways {
+			w := ways[(i+j)%len(ways)]
+			var took []time.Duration
+			for range 400 {
+				t := time.Now()
+				release, err := w.acquire()
+				took = append(took, time.Since(t))
+				if err = errors.Join(err, release()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if slices.Sort(took); i > 0 { // the first round warms up
+				p50s[w.name] = append(p50s[w.name], float64(took[len(took)/2]))
+			}
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	for _, w := range ways {
+		b.ReportMetric(median(p50s[w.name])/1e3, w.name+"-µs")
+	}
+	b.ReportMetric(median(ratios(p50s["fenced"], p50s["lease"])), "fenced/lease")
+	b.ReportMetric(median(ratios(p50s["fenced"], p50s["raw"])), "fenced/raw")
+	b.ReportMetric(median(ratios(p50s["lease"], p50s["raw"])), "lease/raw")
+}

@@ -19,6 +19,7 @@ func (s *Skew) Suspend(d time.Duration) {
 
 // SetSkew makes k read its clocks through s.
 func SetSkew(k *Locker, s *Skew) {
+	k.anchor.Store(nil) // it was made by another clock
 	since := k.clock.since
 	k.clock.since = func(base instant) (monotonic, wall time.Duration) {
 		monotonic, wall = since(base)
@@ -34,6 +35,7 @@ func SetSkew(k *Locker, s *Skew) {
 // when it was, so that clocks can be off by more or less from then on.
 func SetClock(k *Locker, since func(base time.Time) (monotonic, wall time.Duration), boot func() (time.Duration, bool),
 	afterFunc func(time.Duration, func()) *time.Timer, random func() float64) {
+	k.anchor.Store(nil) // it was made by another clock
 	k.clock.since = func(base instant) (monotonic, wall time.Duration) { return since(base.time) }
 	k.clock.boot, k.clock.afterFunc, k.clock.random = boot, afterFunc, random
 }

@@ -316,6 +316,25 @@ func TestAGrantWhoseFenceIsGoneIsGivenBack(t *testing.T) {
 	}
 }
 
+func TestC70AKeyLeavesOneNumberBehindForAWeek(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		const keys = 200
+		k := w.locker(redislease.WithFencing())
+		for range 3 {
+			for i := range keys {
+				require.NoError(t, acquire(t, k, fmt.Sprint("job:", i)).Release())
+			}
+		}
+		left, err := w.operator.Keys(context.Background(), "*").Result()
+		require.NoError(t, err)
+		require.Len(t, left, keys)
+		for _, key := range left {
+			require.Regexp(t, `^(job:\d+):fence\{job:\d+\}$`, key)
+			require.InDelta(t, 7*24*time.Hour, w.pttl(key), float64(2*time.Minute))
+		}
+	})
+}
+
 func TestEventsCarryTheFence(t *testing.T) {
 	everywhere(t, func(t *testing.T, w *world) {
 		var r record

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -685,20 +686,22 @@ func TestC16NoTwoLeasesEverHaveTheSameToken(t *testing.T) {
 func TestC17AProcessThatIsStartedAnewDoesNotTakeItsOldKeyForItsOwn(t *testing.T) {
 	const ttl = 4 * time.Second
 	if addr, ok := inAnother(); ok {
-		l := acquireSlowly(t, newLocker(t, connect(t, addr), redislease.WithTTL(ttl)), "orders")
+		l := acquireSlowly(t, newLocker(t, connect(t, addr), redislease.WithTTL(ttl), redislease.WithFencing()), "orders")
 		fmt.Println(l.Token())
+		fmt.Println(l.Fence())
 		select {}
 	}
 	t.Parallel()
 	w := newWorld(t, redistest.Start(t).Addr())
 	first := another(t, w.addr)
-	token := first.line()
+	token, fence := first.line(), first.line()
 	require.Equal(t, token, w.get("orders"))
+	require.Equal(t, fence, w.get(ordersFence))
 	require.NoError(t, first.cmd.Process.Kill())
 	_ = first.cmd.Wait()
 
 	ctx := context.Background()
-	k := w.locker(redislease.WithTTL(ttl))
+	k := w.locker(redislease.WithTTL(ttl), redislease.WithFencing())
 	asked, left := time.Now(), w.pttl("orders")-2*time.Millisecond
 	l, err := k.TryAcquire(ctx, "orders")
 	if time.Since(asked) < left {
@@ -708,6 +711,9 @@ func TestC17AProcessThatIsStartedAnewDoesNotTakeItsOldKeyForItsOwn(t *testing.T)
 	l = acquireSlowly(t, k, "orders")
 	require.GreaterOrEqual(t, time.Since(asked), left, "not before the old key has lapsed")
 	require.NotEqual(t, token, l.Token())
+	before, err := strconv.ParseInt(fence, 10, 64)
+	require.NoError(t, err)
+	require.Greater(t, l.Fence(), before)
 	require.NoError(t, l.Release())
 }
 

@@ -391,7 +391,13 @@ func TestC68AFlushEndsEveryLeaseAndLeavesTheNextHoldersAlone(t *testing.T) {
 func TestC69WhereverAnAcquisitionIsCutTheKeyHasATTL(t *testing.T) {
 	t.Parallel()
 	all := newFaulty(t)
-	for name, cut := range map[string]faultproxy.Action{"before": faultproxy.ResetBefore(), "after": faultproxy.ResetAfter(), "closed": faultproxy.CloseAfter()} {
+	for i, cut := range []faultproxy.Action{faultproxy.ResetBefore(), faultproxy.ResetAfter(), faultproxy.CloseAfter(),
+		faultproxy.ResetBefore(), faultproxy.ResetAfter(), faultproxy.CloseAfter()} {
+		name := []string{"before", "after", "closed", "fenced before", "fenced after", "fenced closed"}[i]
+		var opts []redislease.Option
+		if i >= 3 {
+			opts = append(opts, redislease.WithFencing())
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := all.beside(t)
@@ -400,10 +406,13 @@ func TestC69WhereverAnAcquisitionIsCutTheKeyHasATTL(t *testing.T) {
 				key := fmt.Sprint(name, cuts)
 				k := f.locker(redislease.WithTTL(time.Minute))
 				rule := f.proxy.On(faultproxy.Command("SET", "EVAL")).Skip(cuts).Times(1).Do(cut)
-				l, err := k.TryAcquire(context.Background(), key)
+				l, err := k.TryAcquire(context.Background(), key, opts...)
 				if left := f.pttl(key); left != -2 {
 					require.Positive(t, left)
 					require.LessOrEqual(t, left, time.Minute)
+				}
+				if left := f.pttl(key + ":fence{" + key + "}"); left != -2 {
+					require.Positive(t, left)
 				}
 				rule.Remove()
 				if err == nil {
@@ -413,7 +422,7 @@ func TestC69WhereverAnAcquisitionIsCutTheKeyHasATTL(t *testing.T) {
 					break
 				}
 			}
-			require.GreaterOrEqual(t, cuts, 3, "two checks and one SET")
+			require.GreaterOrEqual(t, cuts, 3, "two checks and one that takes the key")
 		})
 	}
 }
@@ -421,10 +430,12 @@ func TestC69WhereverAnAcquisitionIsCutTheKeyHasATTL(t *testing.T) {
 func TestC72ALeaseIsMutualExclusionAndNotRunOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		ctx := context.Background()
-		a, other := b.locker(), b.other()
+		a, other := b.locker(redislease.WithFencing()), b.other(redislease.WithFencing())
 		var runs, refused int
-		job := func(context.Context, *redislease.Lease) error {
+		var fences []int64
+		job := func(_ context.Context, l *redislease.Lease) error {
 			runs++
+			fences = append(fences, l.Fence())
 			err := other.TryDo(ctx, "orders", func(context.Context, *redislease.Lease) error { runs++; return nil })
 			require.ErrorIs(t, err, redislease.ErrNotAcquired, "a function whose lease was refused does not run")
 			refused++
@@ -433,8 +444,13 @@ func TestC72ALeaseIsMutualExclusionAndNotRunOnce(t *testing.T) {
 		}
 		require.NoError(t, a.TryDo(ctx, "orders", job))
 		time.Sleep(50 * time.Millisecond)
-		require.NoError(t, other.TryDo(ctx, "orders", func(context.Context, *redislease.Lease) error { runs++; return nil }))
+		require.NoError(t, other.TryDo(ctx, "orders", func(_ context.Context, l *redislease.Lease) error {
+			runs++
+			fences = append(fences, l.Fence())
+			return nil
+		}))
 		require.Equal(t, 2, runs, "one run after the other")
+		require.Greater(t, fences[1], fences[0])
 		require.Equal(t, 1, refused)
 	})
 }

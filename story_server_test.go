@@ -100,13 +100,17 @@ func (f *faulty) scripts() map[string]string {
 	l := acquire(f, f.used(), "script")
 	require.NoError(f, l.Renew(context.Background()))
 	require.NoError(f, l.Release())
+	require.NoError(f, acquire(f, f.used(), "script", redislease.WithFencing()).Release())
 	texts := map[string]string{}
 	for _, r := range f.proxy.Log() {
-		if r.Name() == "EVAL" {
+		switch {
+		case r.Name() == "EVAL" && r.Args[2] == "2":
+			texts["fence"] = r.Args[1]
+		case r.Name() == "EVAL":
 			texts[scriptName(r.Args[1])] = r.Args[1]
 		}
 	}
-	require.Len(f, texts, 3)
+	require.Len(f, texts, 4)
 	return texts
 }
 
@@ -285,28 +289,34 @@ func TestC40AProxyHasToLetThroughOnlySETAndEVAL(t *testing.T) {
 	})
 }
 
-func TestC41NoScriptAsksForTheTimeOrForChance(t *testing.T) {
+func TestC41NoScriptNeedsTheTimeOrChance(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t)
 	call := regexp.MustCompile(`redis\.(\w+)\(('\w+')?`)
 	for name, text := range f.scripts() {
 		for _, found := range call.FindAllStringSubmatch(text, -1) {
 			switch found[1] {
-			case "call", "pcall":
-				require.Contains(t, []string{"'GET'", "'PTTL'", "'SET'", "'PEXPIRE'", "'DEL'"}, found[2], name)
+			case "call":
+				require.Contains(t, []string{"'SET'", "'PEXPIRE'", "'DEL'"}, found[2], name)
+			case "pcall":
+				if found[2] != "'TIME'" || name != "fence" { // which does without where it is refused
+					require.Contains(t, []string{"'GET'", "'PTTL'"}, found[2], name)
+				}
 			default:
 				require.Equal(t, "error_reply", found[1], name)
 			}
 		}
-		require.NotContains(t, text, "math.")
+		require.NotContains(t, text, "math.random")
 		require.NotContains(t, text, "os.")
 	}
 	order(t, f.server, "ACL", "SETUSER", "app", "on", ">p", "~*", "+@all", "-time", "-randomkey", "-script")
 	k := newLocker(t, f.connect(func(o *redis.Options) { o.Username, o.Password = "app", "p" }))
-	l := acquire(t, k, "orders")
-	f.refused(k, "orders")
-	require.NoError(t, l.Renew(context.Background()))
-	require.NoError(t, l.Release())
+	for _, opts := range [][]redislease.Option{nil, {redislease.WithFencing()}} {
+		l := acquire(t, k, "orders", opts...)
+		f.refused(k, "orders")
+		require.NoError(t, l.Renew(context.Background()))
+		require.NoError(t, l.Release())
+	}
 }
 
 func TestC41AnErrorIsKnownByItsCodeWhateverItsWording(t *testing.T) {
@@ -332,12 +342,14 @@ func TestC42EveryKeyThatAScriptTouchesIsDeclared(t *testing.T) {
 		touched := call.FindAllStringSubmatch(text, -1)
 		require.NotEmpty(t, touched)
 		for _, found := range touched {
-			require.Equal(t, "KEYS[1]", found[1], name)
+			if name != "fence" || found[1] != "KEYS[2]" {
+				require.Equal(t, "KEYS[1]", found[1], name)
+			}
 		}
 	}
 	for _, r := range f.proxy.Log() {
-		if r.Name() == "EVAL" {
-			require.Equal(t, "1", r.Args[2], "one key")
+		if r.Name() == "EVAL" && r.Args[2] != "1" {
+			require.Equal(t, []string{"2", "script", "script:fence{script}"}, r.Args[2:5], "the lock's key and its fence's")
 		}
 	}
 	// A server that refuses every other key.
@@ -349,6 +361,11 @@ func TestC42EveryKeyThatAScriptTouchesIsDeclared(t *testing.T) {
 	require.NoError(t, l.Release())
 	_, err := k.TryAcquire(context.Background(), "others")
 	require.ErrorContains(t, err, "NOPERM")
+	_, err = k.TryAcquire(context.Background(), "orders", redislease.WithFencing())
+	require.ErrorContains(t, err, "NOPERM", "the fence has a key of its own")
+	require.Empty(t, f.get("orders"))
+	order(t, f.server, "ACL", "SETUSER", "app", "~orders:fence{orders}")
+	require.NoError(t, acquire(t, k, "orders", redislease.WithFencing()).Release())
 }
 
 func TestC43EveryNameIsOneKeyTakenLiterally(t *testing.T) {
