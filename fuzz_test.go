@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"regexp"
@@ -295,7 +296,7 @@ func (p *replayed) sent(n int, kinds ...string) (list []logged) {
 	return list
 }
 
-var notExecutedReply = regexp.MustCompile(`(?s)^(?:ERR .*: -?)?(?:NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|MASTERDOWN|READONLY|BUSY|NOAUTH|WRONGPASS|NOPERM|NOREPLICAS|MISCONF|OOM)(?: |$)`)
+var notExecutedReply = regexp.MustCompile(`(?s)^(?:ERR .*: -?)?(?:NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|MASTERDOWN|READONLY|BUSY|NOAUTH|WRONGPASS|NOPERM|NOREPLICAS|MISCONF|OOM|FENCE)(?: |$)`)
 
 func (p *replayed) reading(l logged) reading {
 	if l.kind == "set" {
@@ -917,5 +918,84 @@ func (o *settings) lives(t *testing.T, s *shelf, look func(func()), l *redisleas
 	look(func() {
 		held, found := s.keys["orders"]
 		require.False(t, found && time.Now().Before(held.until))
+	})
+}
+
+// FuzzFenceReplies has a server answer the script that draws a fence with anything at all: a lease has the fence that the
+// reply gave to its token, or there is no lease.
+func FuzzFenceReplies(f *testing.F) {
+	for _, reply := range []string{"*3\r\n:1\r\n:0\r\n:41\r\n", "*3\r\n:1\r\n:1\r\n:41\r\n", "*3\r\n:1\r\n:1\r\n:-1\r\n", "*3\r\n:1\r\n:0\r\n:-1\r\n", "*3\r\n:1\r\n:1\r\n:0\r\n",
+		"*3\r\n:1\r\n:2\r\n:41\r\n", "*3\r\n:1\r\n:3\r\n:41\r\n", "*3\r\n:1\r\n:0\r\n$2\r\n41\r\n", "*3\r\n:1\r\n:0\r\n,41\r\n", "*3\r\n:1\r\n:0\r\n(41\r\n", "*3\r\n:0\r\n:9\r\n:41\r\n",
+		"*2\r\n:1\r\n:0\r\n", "*2\r\n:0\r\n:9\r\n", "*4\r\n:1\r\n:0\r\n:41\r\n:42\r\n", "*3\r\n:1\r\n:0\r\n:9223372036854775807\r\n", "*3\r\n:1\r\n:0\r\n:-9223372036854775808\r\n",
+		":41\r\n", "+OK\r\n", "-FENCE spoilt\r\n", "-ERR no\r\n", "", "*3\r\n:1\r\n:0\r\n", "~3\r\n:1\r\n:0\r\n:41\r\n"} {
+		f.Add(false, reply, "*3\r\n:1\r\n:1\r\n:42\r\n")
+		f.Add(true, reply, "*2\r\n:0\r\n:9\r\n")
+		f.Add(false, "", reply)
+	}
+	long := regexp.MustCompile(`[*$~>!=][+0]*[0-9]{4,16}\r|[|%][+0]*[0-9]{4,}`) // see FuzzReplies
+	f.Fuzz(func(t *testing.T, resp2 bool, first, second string) {
+		if len(first)+len(second) > 1000 || long.MatchString(first+"\n"+second) {
+			t.Skip()
+		}
+		synctest.Test(t, func(t *testing.T) {
+			protocol := 3
+			if resp2 {
+				protocol = 2
+			}
+			begun := time.Now()
+			p := &replayed{T: t, replies: replies{protocol: protocol, hangUp: true}, start: begun, read: map[string]reading{}}
+			for _, reply := range []string{first, second} {
+				p.read[reply] = p.readPlainly("eval", reply)
+			}
+			fences := map[string][]int64{} // of each token, in the order of the replies
+			refused := false
+			n := 0
+			p.wire.answer = func(args []string) (string, bool) {
+				if args[2] != "2" {
+					return ":0\r\n", true // the checks and the release
+				}
+				tokens := args[5 : len(args)-4]
+				reply := second
+				if n++; n == 1 {
+					reply = first
+				}
+				if lastOf(args) == "0" {
+					return "-ERR withdrawn\r\n", true
+				}
+				list, _ := p.read[reply].value.([]any)
+				if len(list) == 2 && list[0] == int64(0) {
+					_, refused = list[1].(int64)
+				}
+				if len(list) == 3 && list[0] == int64(1) {
+					index, ok1 := list[1].(int64)
+					fence, ok2 := list[2].(int64)
+					if ok1 && ok2 && index >= 0 && index <= int64(len(tokens)) {
+						token := lastOf(tokens)
+						if index > 0 {
+							token = tokens[index-1]
+						}
+						fences[token] = append(fences[token], fence)
+					}
+				}
+				return reply, true
+			}
+			k := newLocker(t, separate{&p.wire, p.protocol}, redislease.WithTTL(fuzzedTTL), redislease.WithFencing())
+			l, err := k.TryAcquire(context.Background(), "orders")
+			p.wire.mu.Lock()
+			drawn, refused := maps.Clone(fences), refused
+			p.wire.mu.Unlock()
+			defer time.Sleep(3 * fuzzedTTL) // for whatever is left behind
+			if err != nil {
+				require.Equal(t, errors.Is(err, redislease.ErrNotAcquired), refused && !errors.Is(err, redislease.ErrOutcomeUnknown), "%v", err)
+				for _, fence := range slices.Concat(slices.Collect(maps.Values(drawn))...) {
+					require.Less(t, fence, int64(1), "Redis said yes, and the fence: %v", err)
+				}
+				return
+			}
+			require.Positive(t, l.Fence())
+			require.Contains(t, drawn[l.Token()], l.Fence())
+			require.NoError(t, l.Err())
+			_ = l.Release()
+		})
 	})
 }

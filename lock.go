@@ -32,16 +32,19 @@
 //
 // # What no lease can do
 //
-//   - Stop a write that was already sent when the context ended. The place where it lands has to refuse it.
+//   - Stop a write that was already sent when the context ended. The place where it lands has to refuse it. With
+//     [WithFencing] each lease has a number that only grows, and the check for it is in the module sqlfence (SQL
+//     databases) and in the package gate (services that are called with it).
 //   - Survive an asynchronous failover: a promoted replica may not have seen the key, and an old master that is cut off
 //     from its replicas goes on confirming renewals (min-replicas-to-write bounds for how long). The same goes for a
 //     restart without the last writes, for eviction, for an operator who deletes keys, for a server clock that jumps
-//     by more than the margin, and for a VM paused or restored together with its clocks.
+//     by more than the margin, and for a VM paused or restored together with its clocks. In all of these a fence keeps
+//     the writes of two holders apart, unless the clock of the server went back, too: see [WithFencing].
 //   - Speak up while a process stands still. When it goes on, code may run before its timers do; only [Lease.Err] and
 //     the place where the write lands protect that moment.
 //   - Make a job run once. It is mutual exclusion: a job of 200 ms on schedulers that are a second apart runs twice, one
 //     run after the other. A watermark checked under the lease cures that. What must never happen twice belongs under
-//     a unique constraint or an idempotency key.
+//     a unique constraint or an idempotency key: a fence does not help there, for the second run has the greater one.
 //   - Nest: a holder that acquires its own key again waits for itself.
 //
 // Connections of a shared pool can all fall silent at once. For leases of a few seconds give the Locker a small client
