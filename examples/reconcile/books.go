@@ -5,6 +5,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strconv"
 )
@@ -21,7 +22,7 @@ type money struct {
 }
 
 func (m money) String() string {
-	return fmt.Sprintf("%d.%02d %s", m.Cents/100, m.Cents%100, m.Currency)
+	return cents(m.Cents) + " " + m.Currency
 }
 
 // order is what a customer owes.
@@ -43,10 +44,78 @@ type books struct {
 	payments map[string][]payment
 }
 
-// reconcile compares the orders of one day with its payments.
-func (b *books) reconcile(day string) []mismatch {
-	return match(b.orders[day], b.payments[day])
+// partSize is how many orders are written at a time.
+const partSize = 25
+
+// part is some of a day's orders, with the payments that name them.
+type part struct {
+	orders   []order
+	payments []payment
 }
+
+// parts divides a day, which has at least one. A payment without an order is in the last.
+func (b *books) parts(day string) []part {
+	parts, of := []part{}, map[string]int{}
+	for orders := range slices.Chunk(b.orders[day], partSize) {
+		for _, o := range orders {
+			of[o.ID] = len(parts)
+		}
+		parts = append(parts, part{orders: orders})
+	}
+	if len(parts) == 0 {
+		parts = append(parts, part{})
+	}
+	for _, p := range b.payments[day] {
+		i, known := of[p.Order]
+		if !known {
+			i = len(parts) - 1
+		}
+		parts[i].payments = append(parts[i].payments, p)
+	}
+	return parts
+}
+
+// finished counts the days that have no part left.
+func (b *books) finished(entries []entry) (n int) {
+	for _, e := range entries {
+		if e.Parts >= len(b.parts(e.Day)) {
+			n++
+		}
+	}
+	return n
+}
+
+// accounts are the sums of all orders and payments.
+func (b *books) accounts() accounts {
+	sums := accounts{}
+	for _, day := range b.days {
+		sums.post(part{orders: b.orders[day], payments: b.payments[day]})
+	}
+	return sums
+}
+
+// account is what was owed and received in one currency, in cents.
+type account struct{ Owed, Received int64 }
+
+// accounts are by currency.
+type accounts map[string]account
+
+// post adds a part.
+func (a accounts) post(p part) {
+	for _, o := range p.orders {
+		of := a[o.Amount.Currency]
+		of.Owed += o.Amount.Cents
+		a[o.Amount.Currency] = of
+	}
+	for _, p := range p.payments {
+		of := a[p.Amount.Currency]
+		of.Received += p.Amount.Cents
+		a[p.Amount.Currency] = of
+	}
+}
+
+// currencies are in alphabetical order.
+func (a accounts) currencies() []string { return slices.Sorted(maps.Keys(a)) }
 
 // loadBooks reads data/orders.csv and data/payments.csv.
 func loadBooks(files fs.FS) (*books, error) {

@@ -15,7 +15,7 @@ func TestTheBooksHaveThirtyDaysAndEveryKindOfMismatch(t *testing.T) {
 	orders, found := 0, map[kind]int{}
 	for _, day := range b.days {
 		orders += len(b.orders[day])
-		for _, m := range b.reconcile(day) {
+		for _, m := range match(b.orders[day], b.payments[day]) {
 			found[m.Kind]++
 		}
 	}
@@ -27,6 +27,41 @@ func TestADayWithPaymentsOnlyIsADay(t *testing.T) {
 	b, err := loadBooks(files("O-1,2026-03-02,100,EUR\n", "P-1,2026-03-01,O-1,100,EUR\n"))
 	require.NoError(t, err)
 	require.Equal(t, []string{"2026-03-01", "2026-03-02"}, b.days)
+}
+
+func TestThePartsOfADayMakeUpTheDay(t *testing.T) {
+	b, err := loadBooks(dataFiles)
+	require.NoError(t, err)
+	sums := accounts{}
+	for _, day := range b.days {
+		parts := b.parts(day)
+		require.Greater(t, len(parts), 1)
+		e := entry{Day: day}
+		for _, p := range parts {
+			require.LessOrEqual(t, len(p.orders), partSize)
+			e = e.with(1, p)
+			sums.post(p)
+		}
+		mismatches := match(b.orders[day], b.payments[day])
+		wrong := 0
+		for _, m := range mismatches {
+			if m.Kind != paymentWithoutOrder {
+				wrong++
+			}
+		}
+		require.Equal(t, entry{
+			Day: day, Replica: 1, Parts: len(parts), Orders: len(b.orders[day]), Payments: len(b.payments[day]),
+			Matched: len(b.orders[day]) - wrong, Mismatches: mismatches,
+		}, e)
+	}
+	require.Equal(t, b.accounts(), sums)
+}
+
+func TestADayWithoutOrdersHasOnePart(t *testing.T) {
+	b, err := loadBooks(files("", "P-1,2026-03-01,O-1,100,EUR\n"))
+	require.NoError(t, err)
+	require.Len(t, b.parts("2026-03-01"), 1)
+	require.Equal(t, accounts{"EUR": {Received: 100}}, b.accounts())
 }
 
 func TestBooksThatCannotBeReadAreRefusedWithFileAndRow(t *testing.T) {

@@ -12,9 +12,15 @@ const (
 	acquired step = "acquired"
 	busy     step = "busy" // another replica works on it
 	done     step = "done"
-	retry    step = "retry"   // given up for now; it is tried again later
-	stopped  step = "stopped" // given up because the replica was told to stop
-	trouble  step = "trouble" // worth knowing; the work goes on
+	checked  step = "checked"  // its lease is held; it waits for a line from its parent before it writes
+	refused  step = "refused"  // a write, by the database: another replica has had the day since
+	accepted step = "accepted" // a write that came late
+	retry    step = "retry"    // given up for now; it is tried again later
+	stopped  step = "stopped"  // given up because the replica was told to stop
+	trouble  step = "trouble"  // worth knowing; the work goes on
+
+	paused  step = "paused"  // by its parent, with SIGSTOP
+	resumed step = "resumed" // and with SIGCONT
 )
 
 // progress is one line of what a replica tells its parent, as JSON on standard output.

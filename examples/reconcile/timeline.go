@@ -13,14 +13,16 @@ type timeline struct {
 	start     time.Time
 	working   map[int]progress      // by replica: the day it works on
 	busy      map[progress]bool     // already printed
-	abandoned map[string]abandoning // by day: its replica ended without a word
+	abandoned map[string]abandoning // by day: its replica ended without a word, or stands still
 	done      int                   // days
 	takeovers int                   // abandoned days that another replica has begun
+	late      step                  // what has become of the write of a replica that stood still
 }
 
 // abandoning is the end of a replica in the middle of a day.
 type abandoning struct {
 	replica int
+	how     string
 	at      time.Time
 }
 
@@ -50,10 +52,17 @@ func (t *timeline) show(p progress) {
 		if end, ok := t.abandoned[p.Day]; ok {
 			delete(t.abandoned, p.Day)
 			t.takeovers++
-			p.Note = fmt.Sprintf("taken over %.2fs after replica %d ended", time.Since(end.at).Seconds(), end.replica)
+			p.Note += fmt.Sprintf(", taken over %.2fs after replica %d %s", time.Since(end.at).Seconds(), end.replica, end.how)
 		}
+	case paused:
+		t.abandoned[p.Day] = abandoning{replica: p.Replica, how: "was stopped", at: time.Now()}
+	case accepted:
+		t.late = accepted
 	case done:
 		t.done++
+		delete(t.working, p.Replica)
+	case refused:
+		t.late = refused
 		delete(t.working, p.Replica)
 	case retry, stopped:
 		delete(t.working, p.Replica)
@@ -69,7 +78,7 @@ func (t *timeline) exited(replica int, err error) {
 	p := progress{Replica: replica, Day: t.working[replica].Day, Step: "ended", Note: err.Error()}
 	if t.works(replica) {
 		p.Note += ", in the middle of the day"
-		t.abandoned[p.Day] = abandoning{replica: replica, at: time.Now()}
+		t.abandoned[p.Day] = abandoning{replica: replica, how: "ended", at: time.Now()}
 		delete(t.working, replica)
 	}
 	t.print(p)
