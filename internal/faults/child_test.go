@@ -34,7 +34,8 @@ type job struct {
 	Prefix  string
 	Keys    []string
 	TTL     time.Duration
-	Wait    bool   // Acquire instead of TryAcquire
+	Wait    bool // Acquire instead of TryAcquire
+	Fencing bool
 	Journal string // write, churn: a file that all children append to
 }
 
@@ -44,6 +45,7 @@ type record struct {
 	At     time.Time
 	Key    string        `json:",omitempty"`
 	Token  string        `json:",omitempty"` // acquired
+	Fence  int64         `json:",omitempty"` // acquired, renewed, ended, released
 	Until  time.Time     `json:",omitzero"`  // ended
 	Reason string        `json:",omitempty"` // failed, ended, released: see reasonOf
 	Err    string        `json:",omitempty"`
@@ -144,7 +146,11 @@ func (h *holder) tellLateness(machine *lateness) {
 }
 
 func (h *holder) locker(client redislease.RedisClient) *redislease.Locker {
-	k, err := redislease.New(client, redislease.WithTTL(h.TTL), redislease.WithPrefix(h.Prefix), redislease.WithObserver(h.observe))
+	opts := []redislease.LockerOption{redislease.WithTTL(h.TTL), redislease.WithPrefix(h.Prefix), redislease.WithObserver(h.observe)}
+	if h.Fencing {
+		opts = append(opts, redislease.WithFencing())
+	}
+	k, err := redislease.New(client, opts...)
 	if err != nil {
 		panic(err)
 	}
@@ -154,7 +160,7 @@ func (h *holder) locker(client redislease.RedisClient) *redislease.Locker {
 func (h *holder) observe(_ context.Context, e redislease.Event) {
 	switch e.Kind {
 	case redislease.EventRenewed:
-		h.say(record{What: "renewed", Key: e.Key})
+		h.say(record{What: "renewed", Key: e.Key, Fence: e.Fence})
 	case redislease.EventRenewFailed:
 		h.say(record{What: "unrenewed", Key: e.Key, Err: e.Err.Error()})
 	}
@@ -171,7 +177,7 @@ func (h *holder) acquire(k *redislease.Locker, key string) *redislease.Lease {
 		h.say(record{What: "failed", Key: key, Reason: reasonOf(err), Err: err.Error()})
 		return nil
 	}
-	h.say(record{What: "acquired", Key: key, Token: l.Token()})
+	h.say(record{What: "acquired", Key: key, Token: l.Token(), Fence: l.Fence()})
 	return l
 }
 
@@ -187,12 +193,12 @@ func (h *holder) hold(key string, release <-chan struct{}) {
 		for l.Err() == nil {
 		}
 		err := l.Err()
-		h.say(record{What: "ended", Key: key, Until: l.Until(), Reason: reasonOf(err), Err: err.Error()})
+		h.say(record{What: "ended", Key: key, Fence: l.Fence(), Until: l.Until(), Reason: reasonOf(err), Err: err.Error()})
 		<-release
 	case <-release:
 	}
 	err := l.Release()
-	h.say(record{What: "released", Key: key, Reason: reasonOf(err), Err: text(err)})
+	h.say(record{What: "released", Key: key, Fence: l.Fence(), Reason: reasonOf(err), Err: text(err)})
 }
 
 func text(err error) string {

@@ -68,10 +68,36 @@
 //	most of the above, at random, under two           never two holders                TestTwoProcessesNeverHoldAKeyAtOnceWhateverHappens
 //	processes that compete
 //
+// What is promised of fences (WithFencing): each is greater than all that leases of the key had before.
+//
+//	fault                                             promise                          test
+//	restarted empty, flushed, deleted, evicted        greater                          TestFencesGrowAlthoughTheLastOneIsLost
+//	failover to an empty or lagging replica           greater                          TestFencesGrowOverAFailover
+//	... by Sentinels                                  greater                          TestFencesGrowOverAFailoverBySentinels
+//	server's clock set back, forward, both            greater                          TestFencesGrowWhereverTheServersClockGoes,
+//	                                                                                   TestAServersClockIsSetUnderALease
+//	last fence lost, server's clock set back, and a   none: it may be smaller; with    TestAFenceFallsBackOnlyWithNumberClockAndLockerBehind
+//	Locker that has not seen it                       any two of the three, greater
+//	TIME refused                                      the caller's clock stands in     TestTheCallersClockStandsInWhereTIMEIsRefused
+//	user with the least rights, with and without TIME a whole life                     TestAUserWithTheLeastRightsHoldsFencedLeases
+//	user without a right to the companion             NOPERM; nothing is taken         TestAUserWhoMayNotTouchTheCompanionGetsNoFencedLease
+//	OOM, NOPERM, READONLY, NOREPLICAS, a fence that   that error at once; nothing is   TestAFencedAcquisitionThatIsRefusedLeavesNothing
+//	is no number                                      taken, no number drawn
+//	Cluster: any key                                  the fence is in its slot, or     TestAFenceIsKeptInTheSlotOfItsKey
+//	                                                  the key refused
+//	Cluster: slot moves                               TRYAGAIN to a Try; a wait rides  TestASlotMovesUnderFencedLeases
+//	                                                  it out; leases are kept
+//	holder stopped until another holds the key        the other's is greater, its own  TestAStoppedHoldersFenceIsSmallerThanTheNextHolders
+//	                                                  the same
+//	CLIENT KILL, lost replies, FLUSHALL, all the      one number for one token;        TestFencesOfManyClientsGrowAlthoughTheirConnectionsAreKilled,
+//	time, under eight clients that compete            refusals draw none               TestFencesOfManyClientsGrowAlthoughRepliesAreLost,
+//	                                                                                   TestFencesOfManyClientsGrowAlthoughAllKeysAreFlushed
+//
 // A lease on a cluster outlasts the failover of its node because the library has go-redis look for the new one: by itself
 // go-redis looks every ten seconds.
 //
-// The tests need a redis-server: see package redistest. Run each fault more often with
+// The tests need a redis-server, and those of its clock libfaketime: see package redistest. Run each fault more often
+// with
 //
 //	go test ./internal/faults -faults.rounds=20 -timeout=1h
 package faults

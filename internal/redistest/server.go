@@ -3,8 +3,8 @@
 // The binary is redis-server from PATH, or the one that REDISLEASE_REDIS_SERVER names. A test that finds none is
 // skipped; with REDISLEASE_REQUIRE_REDIS=1 it fails instead, so that a CI job cannot pass by skipping.
 //
-// Start runs one server; StartTLS one that also speaks TLS; StartReplicated a master, a replica and three Sentinels;
-// StartCluster three masters with a replica each. StartProcess runs anything else that a test wants to stop and kill.
+// Start runs one server; StartTLS one that also speaks TLS; StartWithClock one whose clock can be set; StartReplicated a
+// master, a replica and three Sentinels; StartCluster three masters with a replica each. StartProcess runs anything else that a test wants to stop and kill.
 //
 // Servers need Unix signals: on other systems every test that starts one is skipped.
 package redistest
@@ -26,7 +26,7 @@ import (
 const (
 	// EnvBinary names the redis-server to run: a path, or a name looked up in PATH. A wrapper script must exec it.
 	EnvBinary = "REDISLEASE_REDIS_SERVER"
-	// EnvRequire set to 1 makes a missing server a failure instead of a skip.
+	// EnvRequire set to 1 makes a missing server, or a missing libfaketime, a failure instead of a skip.
 	EnvRequire = "REDISLEASE_REQUIRE_REDIS"
 
 	// FreePort stands, in the arguments of a server, for a free port of its own, other than that of its Addr.
@@ -48,6 +48,7 @@ type Server struct {
 	binary string
 	conf   string // the name of its configuration file, if it has one
 	args   []string
+	env    []string // added to that of the test
 	dir    string
 	port   int
 	extra  int  // FreePort
@@ -187,11 +188,18 @@ func (s *Server) launch() error {
 	cmd := exec.Command(s.binary, s.arguments()...)
 	cmd.Dir = s.dir
 	cmd.Stdout, cmd.Stderr = out, out
+	if len(s.env) > 0 {
+		cmd.Env = append(os.Environ(), s.env...)
+	}
 	proc, err := startProcess(cmd)
 	if err != nil {
 		return err
 	}
-	if err := s.awaitReady(proc); err != nil {
+	err = s.awaitReady(proc)
+	if len(s.env) > 0 {
+		forgetClock(proc.pid())
+	}
+	if err != nil {
 		proc.kill()
 		log, _ := os.ReadFile(logfile)
 		if strings.Contains(string(log), "Address already in use") {

@@ -242,11 +242,15 @@ func (r *recorder) end(outcome string) {
 }
 
 func outcome(t *testing.T) string {
+	return outcomeOf(t, func(t testing.TB) { redistest.Start(t) })
+}
+
+func outcomeOf(t *testing.T, start func(testing.TB)) string {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		redistest.Start(r)
+		start(r)
 	}()
 	<-done
 	return r.outcome
