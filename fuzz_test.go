@@ -296,7 +296,7 @@ func (p *replayed) sent(n int, kinds ...string) (list []logged) {
 	return list
 }
 
-var notExecutedReply = regexp.MustCompile(`(?s)^(?:ERR .*: -?)?(?:NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|MASTERDOWN|READONLY|BUSY|NOAUTH|WRONGPASS|NOPERM|NOREPLICAS|MISCONF|OOM|FENCE)(?: |$)`)
+var notExecutedReply = regexp.MustCompile(`(?s)^(?:ERR .*: -?)?(?:NOSCRIPT|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|MASTERDOWN|READONLY|BUSY|NOAUTH|WRONGPASS|NOPERM|NOREPLICAS|MISCONF|OOM|CROSSSLOT|FENCE)(?: |$)`)
 
 func (p *replayed) reading(l logged) reading {
 	if l.kind == "set" {

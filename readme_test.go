@@ -11,8 +11,12 @@ import (
 func TestTheCodeInTheReadmeIsThatOfAnExample(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	examples, err := os.ReadFile("example_test.go")
-	require.NoError(t, err)
+	var examples []byte
+	for _, file := range []string{"example_test.go", "sqlfence/example_test.go"} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		examples = append(examples, text...)
+	}
 
 	blocks := strings.Split(unindented(readme), "\n```go\n")[1:]
 	require.NotEmpty(t, blocks)

@@ -253,8 +253,9 @@ type command struct {
 	fence int64 // settle: of whoever holds the key now. 0: not known; -1: not to be had
 	err   error // with failed and unknown
 
-	writes    int32 // how often it was really written; guarded by mu, like withdrawn
-	withdrawn bool  // it is written no more
+	made      redis.Cmder // what go-redis was given
+	writes    int32       // how often it was really written, where it may have been executed; guarded by mu, like withdrawn
+	withdrawn bool        // it is written no more
 	verdict   verdict
 	kind      kind
 	beside    bool // it is sent beside one that is silent
@@ -323,6 +324,7 @@ func (k *Locker) lookAnew() {
 func (c *command) process() error {
 	if c.kind == kindSet {
 		cmd := redis.NewBoolCmd(c, c.arguments()...)
+		c.made = cmd
 		processed := c.locker.client.Process(c, onceBool{cmd})
 		acquired, err := cmd.Result()
 		if c.verdict = no; acquired {
@@ -331,6 +333,7 @@ func (c *command) process() error {
 		return firstError(err, processed)
 	}
 	cmd := redis.NewCmd(c, c.arguments()...)
+	c.made = cmd
 	processed := c.locker.client.Process(c, once{cmd})
 	reply, err := cmd.Result()
 	if err = firstError(err, processed); err != nil {
@@ -490,7 +493,7 @@ func (c *command) redact(err error) error {
 
 // notExecutedCodes are those of error replies by which Redis says that it did nothing.
 var notExecutedCodes = []string{"NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN",
-	"READONLY", "BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "NOREPLICAS", "MISCONF", "OOM", "FENCE"}
+	"READONLY", "BUSY", "NOAUTH", "WRONGPASS", "NOPERM", "NOREPLICAS", "MISCONF", "OOM", "CROSSSLOT", "FENCE"}
 
 // notExecuted: err is an error reply with such a code. Redis 6.2 and miniredis put text before the code of an error
 // that comes out of a script.
@@ -547,11 +550,14 @@ func (c *command) MarshalBinary() ([]byte, error) {
 	now, ok := c.owner.wanted(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.writes > 0 && notExecuted(c.made.Err()) { // MOVED or ASK: it goes to another node
+		c.writes--
+	}
 	c.withdrawn = c.withdrawn || !ok && c.writes == 0
 	if !ok || c.withdrawn {
 		return stampZero, nil
 	}
-	if c.writes == 0 {
+	if c.sent.Load() == 0 {
 		c.sent.Store(int64(now) + 1)
 	}
 	c.writes++

@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redislease/redislease"
 	"github.com/redislease/redislease/internal/redistest"
 )
 
@@ -88,6 +90,40 @@ func TestC44ASlotMovesUnderItsLeases(t *testing.T) {
 			require.Equal(r, holder.said("acquired", key)[0].Token, o.last(key))
 		}
 		holder.kept()
+	})
+}
+
+// A command that one node has sent on to another was not executed by the first: what the other answers is believed.
+func TestAnAnswerIsBelievedThoughTheCommandWasSentOn(t *testing.T) {
+	rounds(t, func(r *round) {
+		s := redistest.StartCluster(r, patient...)
+		ctx := context.Background()
+		k, err := redislease.New(r.operator(endpoint{Kind: "cluster", Addrs: s.Addrs()}), redislease.WithTTL(time.Minute))
+		require.NoError(r, err)
+		gone, err := k.TryAcquire(ctx, "{orders}:gone")
+		require.NoError(r, err)
+		held, err := k.TryAcquire(ctx, slotKey)
+		require.NoError(r, err)
+		slot := s.Slot(slotKey)
+		from, to := s.Master(slot), s.Master((slot+16384/3)%16384)
+		s.BeginMigration(slot, from, to)
+		_, err = from.Do("DEL", "{orders}:gone")
+		require.NoError(r, err)
+		require.ErrorIs(r, gone.Release(), redislease.ErrGone, "by ASK")
+		s.MoveKeys(slot, from, to)
+		_, err = k.TryAcquire(ctx, slotKey)
+		require.ErrorIs(r, err, redislease.ErrNotAcquired, "by ASK")
+		_, err = to.Do("CONFIG", "SET", "maxmemory", "1")
+		require.NoError(r, err)
+		for _, by := range []string{"ASK", "MOVED", "neither"} {
+			if by == "MOVED" {
+				s.EndMigration(slot, from, to)
+			}
+			_, err = k.TryAcquire(ctx, "{orders}:new")
+			require.ErrorContains(r, err, "OOM", by)
+			require.NotErrorIs(r, err, redislease.ErrOutcomeUnknown, by)
+		}
+		require.NoError(r, held.Release())
 	})
 }
 
