@@ -45,7 +45,7 @@ type asking struct {
 	failedAt time.Duration // the last of them
 	heldAt   time.Duration // when another was first found to hold the key; forever: not yet
 	winner   *command      // its token holds the key
-	room     [2][2]*command
+	fence    int64         // of winner; below 1: there is none, or it is not to be had
 }
 
 // acquisition is what the caller's goroutine and those of the commands share.
@@ -125,7 +125,6 @@ func (a *asking) run() (lease *Lease, err error) {
 		return nil, ofCaller(context.Cause(a.ctx))
 	}
 	a.signal = make(chan struct{}, 1)
-	a.inFlight, a.taking = a.room[0][:0], a.room[1][:0]
 	defer a.end()
 	for now := time.Duration(0); ; now = a.now() {
 		if len(a.inFlight) > 0 {
@@ -295,7 +294,8 @@ func (a *asking) send(now time.Duration) bool {
 	c := &a.first
 	if a.asked {
 		c = a.command(a.ctx, a.acquisition, kindSettle, new(token))
-		c.listed = a.listed()
+		listed := a.listed()
+		c.listed = &listed
 	} else {
 		c.target, c.ctx, c.owner, c.kind, c.token = a.target, a.ctx, a.acquisition, kindSet, &a.token
 		if a.config.fencing {
@@ -403,10 +403,7 @@ func (a *asking) learn(now time.Duration, c *command) {
 	case c.verdict == yes:
 		a.failures = 0
 		h := c.holder()
-		if h.ownFence < 1 {
-			h.ownFence = c.fence
-		}
-		if a.holds(h); h != c {
+		if a.holds(h, c.code); h != c {
 			a.taking = without(a.taking, c)
 		}
 	case c.verdict == no:
@@ -444,7 +441,7 @@ func (a *asking) learnCheck(now time.Duration, c *command) {
 // still on their way less than a TTL after they were written: they may have arrived later.
 func (a *asking) learnNo(now time.Duration, c *command) {
 	a.taking = without(a.taking, c)
-	for _, other := range c.listed {
+	for _, other := range c.others() {
 		at, sent := other.sentAt()
 		old := sent && !other.taken && c.sentTime()-at >= a.config.ttl
 		if old || other.taken && other.doubtful <= c.sentTime() {
@@ -476,14 +473,23 @@ func (a *asking) countFailure(now, began time.Duration) bool {
 	return true
 }
 
-// holds: Redis says that c's token holds the key. If it has said so of two, the one sent first is over.
-func (a *asking) holds(c *command) {
+// holds: Redis says that c's token holds the key, and which fence is its own. If it has said so of two, the one sent first
+// is over.
+func (a *asking) holds(c *command, fence int64) {
 	over := a.winner
-	if a.winner = c; over == nil || over == c {
+	switch {
+	case over == c:
+		if a.fence < 1 {
+			a.fence = fence
+		}
 		return
+	case over != nil && over.sentTime() > c.sentTime():
+		over = c
+	default:
+		a.winner, a.fence = c, fence
 	}
-	if over.sentTime() > c.sentTime() {
-		a.winner, over = over, c
+	if over == nil {
+		return
 	}
 	a.taking = without(a.taking, over)
 	if a.claim(over) {
@@ -501,7 +507,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 	trust := later(sent, a.config.useful())
 	end := min(trust, later(start, a.config.maxHold))
 	switch {
-	case a.config.fencing && w.ownFence < 1:
+	case a.config.fencing && a.fence < 1:
 		why = errNoFence
 	case now < end && !w.cleaned: // if it was given back the DEL may be on its way
 		if trust-now >= a.config.useful()/3 {
@@ -547,7 +553,12 @@ func (a *asking) orUnknown(err error, definite bool) error {
 // keep ends the acquisition with a lease.
 func (a *asking) keep(start, sent time.Duration) *Lease {
 	a.kept = a.winner
-	return newLease(a.target, a.winner, start, sent)
+	fence := int64(noFence)
+	if a.config.fencing {
+		fence = a.fence
+		a.locker.remember(fence)
+	}
+	return newLease(a.target, a.winner.token, fence, start, sent)
 }
 
 // end ends the acquisition. What was not sent is withdrawn, except for clean-ups. From now on answers look after
@@ -592,7 +603,8 @@ func (a *asking) giveUp(cause error) error {
 		tokens := a.listed()
 		last := len(tokens) - 1
 		clean := a.cleanUp(tokens[last])
-		clean.listed = tokens[:last]
+		others := tokens[:last]
+		clean.listed = &others
 		a.await(clean, until, nil)
 		for a.winner == nil && a.outstanding(a.now()) && a.awaitAny(until, nil) {
 		}

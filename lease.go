@@ -35,21 +35,23 @@ type Lease struct {
 	*target
 	inner  context.Context // ends with the lease, and with the caller's context
 	cancel context.CancelCauseFunc
-	token  token
 	fence  int64
+	token  token
 
-	mu        sync.Mutex
+	// Guarded by mu, like all that follows it.
 	state     state
-	releasing bool       // a call of Release is under way
-	releases  int32      // calls of Release that have a result
-	lost      *LostError // set if state is lost
-	lastErr   error      // the last failed renewal since the last confirmed one
-	endedAt   time.Duration
-	schedule  schedule
-	flights   []*command    // renewals in flight
-	shared    chan struct{} // closed when the call of Release that is under way has its result
-	released  releaseResult
-	events    *eventQueue // nil without an observer
+	releasing bool // a call of Release is under way
+	resulted  bool // a call of Release has had a result
+
+	mu       sync.Mutex
+	lost     *LostError // set if state is lost
+	lastErr  error      // the last failed renewal since the last confirmed one
+	endedAt  time.Duration
+	schedule schedule
+	flights  []*command    // renewals in flight
+	shared   chan struct{} // closed when the call of Release that is under way has its result
+	released releaseResult
+	events   *eventQueue // nil without an observer
 }
 
 type state uint8
@@ -103,14 +105,9 @@ func (e *releasedError) Error() string {
 }
 func (e *releasedError) Unwrap() error { return ErrReleased }
 
-// newLease makes a lease of a key that holds c's token since a command sent at start, and last confirmed by one sent at
-// sent.
-func newLease(t *target, c *command, start, sent time.Duration) *Lease {
-	l := &Lease{target: t, token: *c.token, fence: noFence, schedule: schedule{config: t.config, start: start}}
-	if t.config.fencing {
-		l.fence = c.ownFence
-		t.locker.remember(l.fence)
-	}
+// newLease makes a lease of a key that was acquired by a command sent at start, and last confirmed by one sent at sent.
+func newLease(t *target, token *token, fence int64, start, sent time.Duration) *Lease {
+	l := &Lease{target: t, token: *token, fence: fence, schedule: schedule{config: t.config, start: start}}
 	l.inner, l.cancel = context.WithCancelCause(t.ctx)
 	l.schedule.confirm(sent, t.locker.clock.random())
 	if t.config.observer != nil {
@@ -291,7 +288,7 @@ func (l *Lease) Release() error {
 
 func (l *Lease) release() releaseResult {
 	l.mu.Lock()
-	if l.releasing || l.releases > 0 && l.released.err == nil {
+	if l.releasing || l.resulted && l.released.err == nil {
 		return l.sharedResult()
 	}
 	now := l.now()
@@ -364,7 +361,7 @@ func (l *Lease) resultLocked(c *command, sent bool) releaseResult {
 		return r
 	}
 	switch verdict := c.outcome(); {
-	case verdict == no && r.lost == nil && l.releases == 0:
+	case verdict == no && r.lost == nil && !l.resulted:
 		r.lost = &LostError{Key: l.name(), Reason: reasonOf(c), At: time.Now()}
 	case verdict == failed:
 		r.err = &opError{"release", l.name(), c.err}
@@ -380,7 +377,7 @@ func (l *Lease) resultLocked(c *command, sent bool) releaseResult {
 
 // releasedLocked makes the result known, and returns whether an event is to be delivered.
 func (l *Lease) releasedLocked(r releaseResult) (deliver bool) {
-	if l.state == stateReleased && l.releases == 0 {
+	if l.state == stateReleased && !l.resulted {
 		e := Event{Kind: EventReleased, Err: r.err}
 		if r.lost != nil {
 			e = Event{Kind: EventLost, Err: r.lost}
@@ -388,7 +385,7 @@ func (l *Lease) releasedLocked(r releaseResult) (deliver bool) {
 		deliver = l.pushLocked(e)
 	}
 	l.released, l.releasing = r, false
-	l.releases++
+	l.resulted = true
 	if l.shared != nil {
 		close(l.shared)
 		l.shared = nil

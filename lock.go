@@ -220,7 +220,7 @@ func (l *Lease) doneWith() (over time.Duration, lost error) {
 	lost = l.Err()
 	returned := l.now()
 	l.mu.Lock()
-	asked := l.releases > 0
+	asked := l.resulted
 	l.mu.Unlock()
 	if !asked { // the function may have released it, and never is a second release sent on its behalf
 		if result := l.release(); lost == nil && result.lost != nil {

@@ -233,39 +233,38 @@ type command struct {
 	*target
 	ctx    context.Context
 	owner  owner
-	token  *token     // the token it carries
-	listed []*command // other commands whose tokens it also asks about, or gives back
-	inline [6]any     // room for the arguments
+	token  *token      // the token it carries
+	listed *[]*command // see others
+	inline [6]any      // room for the arguments
 
 	// For the owner, which guards them.
 	next     *command      // in the owner's list of answers
 	began    time.Duration // when it was sent off
 	doubtful time.Duration // acquiring: when its outcome became unknown
 	extended time.Duration // acquiring: until when a renewal of its token was tried
-	ownFence int64         // acquiring: of its token, from whichever answer; below 1: not known, or not to be had
 	waiter   chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
 
 	mu   sync.Mutex
 	sent atomic.Int64 // when it was first written, by the owner's clock, plus 1; 0: not yet
 
 	// The answer, fixed before the owner hears of it.
-	code  int64 // settle: the index, or the PTTL in ms. renew, release: what the script returned
-	fence int64 // settle: of whoever holds the key now. 0: not known; -1: not to be had
-	err   error // with failed and unknown
+	code int64 // renew, release: what the script returned. settle: the PTTL in ms, or the fence: noFence: not to be had; 0: none
+	err  error // with failed and unknown
 
 	made      redis.Cmder // what go-redis was given
 	writes    int32       // how often it was really written, where it may have been executed; guarded by mu, like withdrawn
 	withdrawn bool        // it is written no more
 	verdict   verdict
 	kind      kind
-	beside    bool // it is sent beside one that is silent
-	check     bool // acquiring: only to see whether the script can be run
-	taken     bool // acquiring: its answer has been taken into account
-	settled   bool // acquiring: a later answer has said that its token does not hold the key
-	cleaned   bool // acquiring: its token has been given back
-	arrived   bool // holding: its answer has come in
-	manual    bool // holding: a renewal that Renew asked for
-	handed    bool // holding: the waiting call has to deliver the event of the loss that was found
+	beside    bool  // it is sent beside one that is silent
+	check     bool  // acquiring: only to see whether the script can be run
+	taken     bool  // acquiring: its answer has been taken into account
+	settled   bool  // acquiring: a later answer has said that its token does not hold the key
+	cleaned   bool  // acquiring: its token has been given back
+	arrived   bool  // holding: its answer has come in
+	manual    bool  // holding: a renewal that Renew asked for
+	handed    bool  // holding: the waiting call has to deliver the event of the loss that was found
+	who       uint8 // settle: which token holds the key, from 1; 0: its own
 }
 
 var (
@@ -350,6 +349,14 @@ func firstError(ofCommand, ofProcess error) error {
 	return ofProcess
 }
 
+// others returns the commands whose tokens c also asks about, or gives back.
+func (c *command) others() []*command {
+	if c.listed == nil {
+		return nil
+	}
+	return *c.listed
+}
+
 func (c *command) arguments() []any {
 	args := c.inline[:0]
 	if c.kind == kindSet {
@@ -360,7 +367,7 @@ func (c *command) arguments() []any {
 		args[2] = "2"
 		args = append(args, fenceKey(c.key.(string)))
 	}
-	for _, other := range c.listed {
+	for _, other := range c.others() {
 		args = append(args, other.token)
 	}
 	if args = append(args, c.token); fenced {
@@ -381,7 +388,7 @@ func (c *command) script() any {
 		return settleArg
 	case c.kind == kindRenew:
 		return renewArg
-	case len(c.listed) > 0:
+	case len(c.others()) > 0:
 		return cleanUpArg
 	default:
 		return releaseArg
@@ -417,7 +424,7 @@ func (c *command) read(reply any) error {
 
 // readSettled takes the reply to a settling script apart, and returns false if it is none.
 func (c *command) readSettled(reply []any) bool {
-	var numbers [3]int64 // 1 or 0; the code; the fence
+	var numbers [3]int64
 	if len(reply) > len(numbers) {
 		return false
 	}
@@ -428,26 +435,30 @@ func (c *command) readSettled(reply []any) bool {
 		}
 		numbers[i] = n
 	}
-	c.code, c.fence = numbers[1], numbers[2]
+	ours, who, fence := numbers[0], numbers[1], numbers[2]
+	length := 2
+	if ours == 1 && c.fenced() {
+		length = 3
+	}
 	switch {
-	case len(reply) == 2 && numbers[0] == 0:
-		c.verdict = no
+	case len(reply) != length:
+		return false
+	case ours == 0:
+		c.verdict, c.code = no, who // which is the PTTL
 		return true
-	case numbers[0] != 1 || c.code < 0 || c.code > int64(len(c.listed))+1:
+	case ours != 1 || who < 0 || who > int64(len(c.others()))+1:
 		return false
-	case !c.fenced() && len(reply) != 2, c.fenced() && len(reply) != 3:
-		return false
-	case c.fenced() && c.fence < 1 && (c.code == 0 || c.fence != noFence):
+	case length == 3 && fence < 1 && (who == 0 || fence != noFence):
 		return false
 	}
-	c.verdict = yes
+	c.verdict, c.who, c.code = yes, uint8(who), fence
 	return true
 }
 
 // holder returns the command whose token holds the key after a Yes to c.
 func (c *command) holder() *command {
-	if i := int(c.code); c.kind == kindSettle && i > 0 && i <= len(c.listed) {
-		return c.listed[i-1]
+	if i := int(c.who); i > 0 && i <= len(c.others()) {
+		return c.others()[i-1]
 	}
 	return c
 }
@@ -482,7 +493,7 @@ func (c *command) redact(err error) error {
 	}
 	text := err.Error()
 	clean := text
-	for _, other := range append([]*command{c}, c.listed...) {
+	for _, other := range append([]*command{c}, c.others()...) {
 		clean = strings.ReplaceAll(clean, string(other.token[:]), "[token]")
 	}
 	if clean == text {
