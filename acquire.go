@@ -28,6 +28,7 @@ import (
 // decides: that is an asking. After the decision an answer looks after itself.
 type asking struct {
 	*acquisition
+	place
 	waiting  bool          // for a holder or for Redis: Acquire and Do
 	inFlight []*command    // sent, and their answer not yet taken
 	taking   []*command    // may have taken the key, or may yet; oldest first
@@ -75,7 +76,7 @@ const (
 	mostFailures = 3  // in a row end an acquisition that has no bound
 
 	pollFirst = 25 * time.Millisecond
-	pollMost  = time.Second
+	pollMost  = 2 * time.Second // less up to half
 )
 
 var (
@@ -126,7 +127,15 @@ func (a *asking) run() (lease *Lease, err error) {
 	}
 	a.signal = make(chan struct{}, 1)
 	defer a.end()
-	for now := time.Duration(0); ; now = a.now() {
+	now := time.Duration(0)
+	if a.waiting {
+		defer func() { a.locker.queues.leave(a, lease != nil) }()
+		if err := a.attend(); err != nil {
+			return nil, err
+		}
+		now = a.now()
+	}
+	for ; ; now = a.now() {
 		if len(a.inFlight) > 0 {
 			a.take(now)
 		}
@@ -145,8 +154,14 @@ func (a *asking) run() (lease *Lease, err error) {
 		if err := a.decided(now); err != nil {
 			return nil, err
 		}
-		if a.maySend(now) && now >= a.sendAt && !a.send(now) {
-			continue
+		if a.maySend(now) {
+			due := now >= a.sendAt
+			if a.waiting && (due || a.polling) && a.news() {
+				due = true
+			}
+			if due && !a.send(now) {
+				continue
+			}
 		}
 		a.wakeAt(now, a.next(now))
 		wait(a.signal, a.ctx.Done())
@@ -175,6 +190,9 @@ func (a *asking) decided(now time.Duration) error {
 		a.quiet = now
 		a.countFailure(now, now)
 	}
+	if a.waiting {
+		a.share()
+	}
 	switch open, doubt := a.outstanding(now), a.inDoubt(now); {
 	case a.unbounded() && a.failures >= mostFailures:
 		return a.giveUp(nil)
@@ -184,6 +202,7 @@ func (a *asking) decided(now time.Duration) error {
 		return ErrNotAcquired
 	case a.held && !a.polling:
 		a.polling, a.sendAt = true, later(now, a.pause())
+		a.listen()
 	case a.last == answerError && !doubt && !a.waiting:
 		if a.withdraw(); !a.outstanding(now) { // something may have been written just now
 			return a.lastErr
@@ -596,6 +615,7 @@ func (a *asking) withdraw() {
 // giveUp ends the acquisition without a lease; cause is that of the context if it has ended. If something is unknown
 // it tries to clean up and listens for a moment.
 func (a *asking) giveUp(cause error) error {
+	a.locker.queues.leave(a, false)
 	a.withdraw()
 	now := a.now()
 	until := later(min(now, a.limit()), a.config.grace())

@@ -85,6 +85,7 @@ type Locker struct {
 	anchor  atomic.Pointer[instant] // see clock.now
 	checked atomic.Bool             // the scripts are known to run
 	fences  atomic.Int64            // see remember
+	queues  queues
 }
 
 // New returns a Locker that works through client. It sends nothing: the first acquisition finds out whether the server

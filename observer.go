@@ -25,12 +25,15 @@ const (
 	EventLost
 	// EventReleased: a lease was released. Err is set if Redis refused the release or did not answer it.
 	EventReleased
+	// EventPolling: waiters of the Locker are not woken by releases, and find out by polling. Err says why. It is about
+	// no key, is delivered on a goroutine of its own, and comes once until it has worked again.
+	EventPolling
 )
 
-var eventNames = [...]string{"unknown", "acquired", "not acquired", "acquire failed", "renewed", "renew failed", "lost", "released"}
+var eventNames = [...]string{"unknown", "acquired", "not acquired", "acquire failed", "renewed", "renew failed", "lost", "released", "polling"}
 
 // String returns the kind in words: "acquired", "not acquired", "acquire failed", "renewed", "renew failed", "lost",
-// "released".
+// "released", "polling".
 func (k EventKind) String() string {
 	if int(k) >= len(eventNames) {
 		k = 0

@@ -74,7 +74,7 @@ return {1, 0, fence}`
 	// cleanUpLua is releaseLua for several tokens. ARGV: the tokens, '1'.
 	cleanUpLua = refuseLua + `for i = 1, #ARGV - 1 do if held == ARGV[i] then held = nil end end
 if held then return -1 end
-return redis.call('DEL', KEYS[1])`
+` + publishLua
 
 	// oursLua begins scripts about one token, and goes on if the key is its own or gone. v.err is nil if v is a string.
 	oursLua = `if ARGV[2]=='0' then return {err='ERR withdrawn'} end
@@ -89,7 +89,12 @@ if v and v~=ARGV[1] then return v.err and not v.err:find('WRONGTYPE') and v or -
 
 	// releaseLua deletes the key if it is still ours. ARGV: the token, '1'.
 	// Returns 1: deleted. 0: the key was gone. -1: it is another's.
-	releaseLua = oursLua + `return redis.call('DEL',KEYS[1])`
+	releaseLua = oursLua + publishLua
+
+	// publishLua deletes the key, and then tells those who wait for it. That they cannot be told harms nobody.
+	publishLua = `local n=redis.call('DEL',KEYS[1])
+if n==1 then redis.pcall('PUBLISH',KEYS[1]..'` + releasedSuffix + `','') end
+return n`
 )
 
 // verdict is what is known about a command after its answer.

@@ -1,0 +1,440 @@
+package redislease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Those who wait for one key of a Locker stand in line, in the order in which they came. Only the first, the head, talks
+// to Redis; the others share what it learns. The head tries when it becomes the head, when a release is heard of, and
+// otherwise by a poll:
+//
+//	behind others ── all ahead have left ──▶ head ──▶ tries ── granted ───────▶ leaves
+//	      │                                             │ ▲                         the next knows that the key is held
+//	      │                                   held by another: a release, a new     and that its release will be heard of,
+//	      │                                   subscription, or the poll             or else tries at once
+//	      └── its context or its bound ends, or the head has failed three times and it has no bound ──▶ leaves
+//
+// A release publishes on the channel of its key. What is heard is kept with the line and not with a waiter, until a
+// command has been sent after it: so a head that leaves between the two takes no wake-up with it.
+//
+// One subscription serves all lines of a Locker. A goroutine opens it when the first waiter finds its key held, and closes
+// it a second after the last has left. That a line is listened to, confirmed by Redis, is a reason to look again, since
+// what was published before was not heard. Nobody relies on it: a waiter polls all the while, less and less often, and no
+// later than the holder's key lapses.
+type queues struct {
+	mu       sync.Mutex
+	lines    map[string]*line // by the key in Redis
+	hub      chan struct{}    // filled when lines have changed; nil: no goroutine listens
+	failures int              // of the subscription, in a row
+	told     bool             // an observer knows that waiters are not woken
+}
+
+// line is the waiters for one key. Its Locker's queues.mu guards it.
+type line struct {
+	head, tail *asking
+	heard      bool // something that the head has not followed yet
+	wanted     bool // somebody has found the key held: listen
+	listening  bool // Redis has confirmed that
+	idle       time.Time
+
+	// What the head has learnt.
+	last    lastAnswer
+	lastErr error
+	heldAt  time.Time // when another was found to hold the key
+	granted bool      // the last head has left with the key, and its release will be heard of
+}
+
+// place is a waiter's place in a line.
+type place struct {
+	line          *line
+	ahead, behind *asking
+	endless       bool // it has no bound
+	hopeless      bool // the head has failed so often that whoever has no bound gives up
+}
+
+const (
+	releasedSuffix = ":released" // of the channel that tells of a key's release
+
+	lingering       = time.Second      // for how long the subscription is kept without a waiter
+	listenQuiet     = 10 * time.Second // after so much silence the subscription is doubted,
+	listenPatience  = 5 * time.Second  // and after so much more given up
+	listenBackoff   = 100 * time.Millisecond
+	listenMost      = time.Minute
+	mostListenShift = 10
+)
+
+var (
+	errCannotSubscribe = errors.New("the client cannot subscribe")
+	errDeaf            = errors.New("the subscription is silent")
+)
+
+// join puts a at the end of the line for its key.
+func (q *queues) join(a *asking) {
+	endless := a.unbounded()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	key := a.key.(string)
+	l := q.lines[key]
+	if l == nil {
+		if l = new(line); q.lines == nil {
+			q.lines = map[string]*line{}
+		}
+		q.lines[key] = l
+	}
+	a.place = place{line: l, ahead: l.tail, endless: endless}
+	if l.tail == nil {
+		l.head = a
+	} else {
+		l.tail.behind = a
+	}
+	l.tail = a
+}
+
+// leave takes a out of its line, from any place, and has the next be the head if a was. granted: it has the key.
+func (q *queues) leave(a *asking, granted bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := a.line
+	if l == nil {
+		return
+	}
+	head := l.head == a
+	if a.ahead == nil {
+		l.head = a.behind
+	} else {
+		a.ahead.behind = a.behind
+	}
+	if a.behind == nil {
+		l.tail = a.ahead
+	} else {
+		a.behind.ahead = a.ahead
+	}
+	a.place = place{}
+	if granted {
+		l.learnt(answerHeld, nil)
+	}
+	switch {
+	case l.head == nil && !l.wanted:
+		delete(q.lines, a.key.(string))
+	case l.head == nil:
+		l.granted, l.idle = false, time.Now()
+		signal(q.hub)
+	case head:
+		l.granted = granted && l.listening
+		l.head.ring()
+	}
+}
+
+func (l *line) learnt(last lastAnswer, err error) {
+	if last == answerHeld && l.last != answerHeld {
+		l.heldAt = time.Now()
+	}
+	l.last, l.lastErr = last, err
+}
+
+// attend waits in line until a is the head. It returns an error if a ends before.
+func (a *asking) attend() error {
+	q := &a.locker.queues
+	q.join(a)
+	for {
+		now := a.now()
+		q.mu.Lock()
+		l := a.line
+		head, hopeless, granted := l.head == a, a.hopeless, l.granted
+		a.last, a.lastErr = l.last, l.lastErr
+		if a.last == answerHeld {
+			a.heldAt = min(a.heldAt, max(0, now-time.Since(l.heldAt)))
+		}
+		if head {
+			l.granted = false
+		}
+		q.mu.Unlock()
+		switch {
+		case a.ctx.Err() != nil:
+			return a.giveUp(ofCaller(context.Cause(a.ctx)))
+		case now >= a.bound, hopeless:
+			return a.giveUp(nil)
+		case head:
+			if granted {
+				a.held, a.polling, a.sendAt = true, true, later(now, a.locker.clock.jitter(pollMost, 0.5))
+			}
+			return nil
+		}
+		if a.bound != forever {
+			a.wakeAt(now, a.bound)
+		}
+		wait(a.signal, a.ctx.Done())
+	}
+}
+
+// share has those behind a know what it has learnt.
+func (a *asking) share() {
+	q := &a.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if a.line == nil {
+		return
+	}
+	if a.last != answerNone {
+		a.line.learnt(a.last, a.lastErr)
+	}
+	if a.failures >= mostFailures {
+		for w := a.behind; w != nil; w = w.behind {
+			if w.endless {
+				w.hopeless = true
+				w.ring()
+			}
+		}
+	}
+}
+
+// news returns whether something was heard that no command has followed yet. One has to be sent now.
+func (a *asking) news() bool {
+	q := &a.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if a.line == nil || !a.line.heard {
+		return false
+	}
+	a.line.heard = false
+	return true
+}
+
+// listen sees to it that releases of a's key will be heard of.
+func (a *asking) listen() {
+	k := a.locker
+	q := &k.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if a.line == nil || a.line.wanted {
+		return
+	}
+	client, ok := k.client.(subscriber)
+	if !ok {
+		k.tellLocked(errCannotSubscribe)
+		return
+	}
+	if a.line.wanted = true; q.hub != nil {
+		signal(q.hub)
+		return
+	}
+	q.hub = make(chan struct{}, 1)
+	h := &hub{locker: k, client: client, wake: q.hub}
+	go h.run()
+}
+
+// tellLocked tells an observer, once until the subscription works again, that waiters poll.
+func (k *Locker) tellLocked(err error) {
+	if f := k.config.observer; f != nil && !k.queues.told {
+		go observe(f, context.Background(), Event{Kind: EventPolling, Fence: noFence, Err: fmt.Errorf("redislease: subscribe: %w", err)})
+	}
+	k.queues.told = true
+}
+
+// subscriber is a client that can subscribe.
+type subscriber interface {
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
+
+// hub owns the subscription of a Locker. Its goroutine alone opens, changes and closes it.
+type hub struct {
+	locker  *Locker
+	client  subscriber
+	wake    chan struct{}
+	pubsub  *redis.PubSub       // nil: there is none
+	have    map[string]struct{} // the keys whose channels it was told to listen to
+	ended   chan error          // filled when nothing is read from it any more
+	retryAt time.Time
+}
+
+// run keeps the subscription as the lines want it, until none does.
+func (h *hub) run() {
+	defer h.close()
+	timer := time.NewTimer(lingering)
+	defer timer.Stop()
+	for {
+		now := time.Now()
+		want, idle := h.sweep(now)
+		if want == nil {
+			return
+		}
+		if !now.Before(h.retryAt) {
+			if err := h.follow(want); err != nil {
+				h.fail(err)
+			}
+		}
+		next := time.Duration(forever)
+		if idle {
+			next = lingering
+		}
+		if h.pubsub == nil {
+			next = min(next, time.Until(h.retryAt))
+		}
+		timer.Reset(next)
+		select {
+		case <-h.wake:
+		case <-timer.C:
+		case err := <-h.ended:
+			h.fail(err)
+		}
+	}
+}
+
+// sweep forgets lines that nobody has stood in for a while, and returns the keys to listen to: nil if there is none, and
+// then the next waiter starts another hub. idle: some are about to be forgotten.
+func (h *hub) sweep(now time.Time) (want map[string]struct{}, idle bool) {
+	q := &h.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for key, l := range q.lines {
+		switch {
+		case !l.wanted:
+			continue
+		case l.head == nil && now.Sub(l.idle) >= lingering:
+			delete(q.lines, key)
+			continue
+		case l.head == nil:
+			idle = true
+		}
+		if want == nil {
+			want = map[string]struct{}{}
+		}
+		want[key] = struct{}{}
+	}
+	if want == nil {
+		q.hub = nil
+	}
+	return want, idle
+}
+
+// follow has the subscription be about the given keys.
+func (h *hub) follow(want map[string]struct{}) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the client panicked: %v", r)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), listenPatience)
+	defer cancel()
+	var more, less []string
+	for key := range want {
+		if _, ok := h.have[key]; !ok {
+			more = append(more, key+releasedSuffix)
+		}
+	}
+	for key := range h.have {
+		if _, ok := want[key]; !ok {
+			less = append(less, key+releasedSuffix)
+		}
+	}
+	slices.Sort(more)
+	slices.Sort(less)
+	h.have = want
+	fresh := h.pubsub == nil
+	if fresh {
+		h.pubsub = h.client.Subscribe(ctx) // sends nothing yet
+	}
+	if len(more) > 0 {
+		err = h.pubsub.Subscribe(ctx, more...)
+	}
+	if err == nil && len(less) > 0 {
+		err = h.pubsub.Unsubscribe(ctx, less...)
+	}
+	if err == nil && fresh {
+		h.ended = make(chan error, 1)
+		go h.read(h.pubsub, h.ended)
+	}
+	return err
+}
+
+// fail closes a subscription that does not work. The first time another follows at once.
+func (h *hub) fail(err error) {
+	h.close()
+	refused := isReply(err)
+	err = ofClient(err)
+	q := &h.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, l := range q.lines {
+		l.listening, l.granted = false, false
+	}
+	q.failures++
+	if q.failures > 1 || refused {
+		h.locker.tellLocked(err)
+		pause := min(listenBackoff<<min(q.failures, mostListenShift), listenMost)
+		h.retryAt = time.Now().Add(h.locker.clock.jitter(pause, 0.5))
+	}
+}
+
+func (h *hub) close() {
+	if h.pubsub != nil {
+		_ = h.pubsub.Close()
+	}
+	h.pubsub, h.have, h.ended = nil, nil, nil
+}
+
+// read reads from the subscription until it fails.
+func (h *hub) read(pubsub *redis.PubSub, ended chan<- error) {
+	var err error
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the client panicked: %v", r)
+		}
+		ended <- err
+	}()
+	// With a context that has ended go-redis does not connect anew by itself, which would be under a mutex that the hub
+	// needs, and lose what is published meanwhile without a word.
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	patience, timeout := listenQuiet, net.Error(nil)
+	for {
+		var message any
+		message, err = pubsub.ReceiveTimeout(over, patience)
+		switch m := message.(type) {
+		case *redis.Message:
+			h.hear(m.Channel, false)
+		case *redis.Subscription:
+			h.hear(m.Channel, m.Kind == "subscribe")
+		}
+		switch {
+		case err == nil:
+			patience = listenQuiet
+		case !errors.As(err, &timeout) || !timeout.Timeout():
+			return
+		case patience == listenPatience:
+			err = errDeaf
+			return
+		default:
+			patience = listenPatience
+			if err = pubsub.Ping(over); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// hear has the head of a line look again.
+func (h *hub) hear(channel string, confirmed bool) {
+	q := &h.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.lines[channel[:max(0, len(channel)-len(releasedSuffix))]]
+	if l == nil {
+		return
+	}
+	if confirmed {
+		l.listening = true
+		q.failures, q.told = 0, false
+	}
+	if l.heard = true; l.head != nil {
+		l.head.ring()
+	}
+}
