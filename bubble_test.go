@@ -29,7 +29,7 @@ func bubble(t *testing.T, test func(t *testing.T, b *bubbled)) {
 		b := &bubbled{T: t, start: time.Now()}
 		b.redis = redis.NewClient(&redis.Options{
 			Addr:            "127.0.0.1:1", // a name would be looked up outside of the bubble
-			Dialer:          func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
+			Dialer:          func(context.Context, string, string) (net.Conn, error) { return b.dial(m) },
 			PoolSize:        100, // waiting for a turn uses timers from outside of the bubble
 			DisableIdentity: true,
 			MinRetryBackoff: -1,
@@ -56,7 +56,89 @@ type bubbled struct {
 	mu   sync.Mutex
 	hook func(what string, execute func() error) error
 	log  []sent
+	deaf bool // nothing comes from subscriptions, and new ones are not answered either
 }
+
+// deafen makes all subscriptions silent, or those that are made from now on well again.
+func (b *bubbled) deafen(deaf bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.deaf = deaf
+}
+
+// dial returns a connection to the server whose writes never wait, as those of a socket. A subscription that is changed
+// while something is published would else wait for itself.
+func (b *bubbled) dial(m *miniredis.Miniredis) (net.Conn, error) {
+	pipe, err := m.Dial()
+	if err != nil {
+		return nil, err
+	}
+	c := &eager{b: b, Conn: pipe, more: make(chan struct{}, 1), closed: make(chan struct{})}
+	go c.pump()
+	return c, nil
+}
+
+type eager struct {
+	b *bubbled
+	net.Conn
+	more, closed chan struct{}
+	once         sync.Once
+
+	mu  sync.Mutex
+	out []byte
+	sub bool // a subscription
+}
+
+// Read reads nothing of a subscription that has become silent.
+func (c *eager) Read(b []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(b)
+		c.b.mu.Lock()
+		deaf := c.b.deaf
+		c.b.mu.Unlock()
+		c.mu.Lock()
+		silent := deaf && c.sub
+		c.mu.Unlock()
+		if err != nil || !silent {
+			return n, err
+		}
+	}
+}
+
+func (c *eager) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out = append(c.out, b...)
+	c.sub = c.sub || strings.Contains(string(b), "subscribe")
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
+	return len(b), nil
+}
+
+func (c *eager) pump() {
+	for {
+		select {
+		case <-c.more:
+			c.mu.Lock()
+			out := c.out
+			c.out = nil
+			c.mu.Unlock()
+			_, _ = c.Conn.Write(out)
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+func (c *eager) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+func (c *eager) SetDeadline(t time.Time) error    { return c.SetReadDeadline(t) }
+func (c *eager) SetWriteDeadline(time.Time) error { return nil }
 
 // sent is a command that a Locker sent: "set", "settle", "renew" or "release".
 type sent struct {

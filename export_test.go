@@ -2,6 +2,7 @@ package redislease
 
 import (
 	"sync/atomic"
+	"testing"
 	"time"
 )
 
@@ -48,4 +49,20 @@ func InFlight(l *Lease) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.flights)
+}
+
+// AwaitListening waits until Redis has confirmed that k listens to releases of the key, and the head of its line has
+// looked again.
+func AwaitListening(t testing.TB, k *Locker, key string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		k.queues.mu.Lock()
+		l := k.queues.lines[key]
+		ok := l != nil && l.listening && !l.heard
+		k.queues.mu.Unlock()
+		if ok {
+			return
+		}
+	}
+	t.Fatal("nobody listens")
 }

@@ -1,0 +1,433 @@
+package redislease_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redislease/redislease"
+	"github.com/redislease/redislease/internal/faultproxy"
+	"github.com/redislease/redislease/internal/redistest"
+)
+
+// deaf is a backoff by which nothing but a release that is heard of brings a waiter its key in time.
+var deaf = redislease.WithBackoff(func(int) time.Duration { return time.Hour })
+
+// listener is a client in a bubble that can subscribe.
+type listener struct{ *hooked }
+
+func (l listener) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	return l.b.redis.Subscribe(ctx, channels...)
+}
+
+// waiting returns a Locker whose waiters are woken.
+func (b *bubbled) waiting(opts ...redislease.LockerOption) *redislease.Locker {
+	b.locker() // so that the scripts are known to run
+	return newLocker(b, listener{b.client.(*hooked)}, opts...)
+}
+
+func TestAWaiterIsWokenByTheRelease(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		a, other := w.locker(), w.locker(deaf)
+		for range 20 {
+			held := acquire(t, a, "orders")
+			got := make(chan *redislease.Lease)
+			go func() {
+				l, err := other.Acquire(context.Background(), "orders")
+				require.NoError(t, err)
+				got <- l
+			}()
+			redislease.AwaitListening(t, other, "orders")
+			require.NoError(t, held.Release())
+			require.NoError(t, (<-got).Release())
+		}
+	})
+}
+
+func TestWaitersAreServedInTheOrderInWhichTheyCame(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		const waiters = 50
+		k := b.waiting(deaf)
+		held := b.acquire(k)
+		var order []int
+		var wg sync.WaitGroup
+		for i := range waiters {
+			wg.Go(func() {
+				require.NoError(t, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error {
+					order = append(order, i)
+					return nil
+				}))
+			})
+			synctest.Wait()
+		}
+		begun := b.now()
+		require.NoError(t, held.Release())
+		wg.Wait()
+		require.True(t, slices.IsSorted(order))
+		require.Len(t, order, waiters)
+		require.Equal(t, begun, b.now(), "a round trip after the release, and none takes time here")
+		require.LessOrEqual(t, len(b.sent("set", 0))+len(b.sent("settle", 0)), waiters+4, "one try each")
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestOnlyTheFirstInLineTalksToRedis(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		const waiters, wait = 64, 10 * time.Minute
+		k := b.waiting()
+		held := b.acquire(k, redislease.WithMaxHold(2*wait))
+		ctx, cancel := context.WithTimeout(context.Background(), wait)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range waiters {
+			wg.Go(func() {
+				_, err := k.Acquire(ctx, "orders")
+				require.ErrorIs(t, err, redislease.ErrNotAcquired)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+			})
+		}
+		wg.Wait()
+		asked := append(b.sent("set", 0), b.sent("settle", 0)...)
+		require.Less(t, len(asked), int(wait/time.Second)+10)
+		require.Greater(t, len(asked), int(wait/time.Second)/3, "and it goes on asking")
+		require.NoError(t, held.Release())
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestAWaiterLeavesFromAnyPlaceAtOnceAndNoWakeUpIsLostWithIt(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k, other := b.waiting(deaf), b.waiting(deaf)
+		enough := errors.New("enough")
+		for round := range 300 {
+			held := b.acquire(k)
+			const waiters = 5
+			var served atomic.Int32
+			var cancels []context.CancelCauseFunc
+			var wg sync.WaitGroup
+			for i := range waiters {
+				ctx, cancel := context.WithCancelCause(context.Background())
+				cancels = append(cancels, cancel)
+				locker := []*redislease.Locker{k, other}[i%2]
+				wg.Go(func() {
+					err := locker.Do(ctx, "orders", func(context.Context, *redislease.Lease) error {
+						served.Add(1)
+						return nil
+					})
+					if err != nil {
+						require.ErrorIs(t, err, enough)
+					}
+				})
+				synctest.Wait()
+			}
+			// Some leave, one of them perhaps between the signal and its try.
+			leaving := rand.Perm(waiters)[:rand.IntN(waiters)]
+			release := func() { require.NoError(t, held.Release()) }
+			if round%2 == 0 {
+				go release()
+			}
+			for _, i := range leaving {
+				go cancels[i](enough)
+			}
+			if synctest.Wait(); round%2 == 1 {
+				release()
+			}
+			begun := b.now()
+			wg.Wait()
+			require.Equal(t, begun, b.now(), "nobody was left asleep")
+			require.GreaterOrEqual(t, int(served.Load()), waiters-len(leaving))
+			for _, cancel := range cancels {
+				cancel(nil)
+			}
+			if round%10 == 0 {
+				time.Sleep(3 * time.Second)
+			}
+		}
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestThreeFailuresEndEveryWaiterThatHasNoBound(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting()
+		held := b.acquire(k)
+		bounded, cancel := context.WithTimeout(context.Background(), time.Hour)
+		defer cancel()
+		var ended atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 20 {
+			ctx := bounded
+			if i%2 == 0 {
+				ctx = context.Background()
+			}
+			wg.Go(func() {
+				l, err := k.Acquire(ctx, "orders")
+				if i%2 == 0 {
+					require.Error(t, err)
+					ended.Add(1)
+					return
+				}
+				require.NoError(t, err)
+				require.NoError(t, l.Release())
+			})
+			synctest.Wait()
+		}
+		b.fault(func(what string, execute func() error) error {
+			if what == "settle" || what == "set" {
+				return errReadonly
+			}
+			return execute()
+		})
+		time.Sleep(time.Minute)
+		require.EqualValues(t, 10, ended.Load())
+		b.fault(nil)
+		require.NoError(t, held.Release())
+		wg.Wait()
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestAWaiterBehindOthersAnswersWithWhatTheFirstHasLearnt(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var r record
+		k := b.waiting(redislease.WithObserver(r.observe))
+		held := b.acquire(k)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		go func() { _, _ = k.Acquire(ctx, "orders") }()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		begun := time.Now()
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(5*time.Second))
+		require.EqualError(t, err, `redislease: acquire "orders": held by another`)
+		require.Equal(t, 5*time.Second, time.Since(begun), "no grace: it has sent nothing")
+		e := r.all()[1]
+		require.Equal(t, redislease.EventNotAcquired, e.Kind)
+		require.Equal(t, 5*time.Second, e.Waited)
+
+		b.fault(func(what string, execute func() error) error {
+			if what == "settle" {
+				return errReadonly
+			}
+			return execute()
+		})
+		time.Sleep(5 * time.Second)
+		_, err = k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(5*time.Second))
+		require.ErrorIs(t, err, errReadonly)
+		require.NotErrorIs(t, err, redislease.ErrNotAcquired)
+		b.fault(nil)
+		cancel()
+		require.NoError(t, held.Release())
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestTheNextWaiterNeedsNoTryToKnowThatTheKeyIsHeld(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting()
+		held := b.acquire(k)
+		leases := make(chan *redislease.Lease, 2)
+		for range 2 {
+			go func() {
+				l, err := k.Acquire(context.Background(), "orders")
+				require.NoError(t, err)
+				leases <- l
+			}()
+			synctest.Wait()
+		}
+		require.NoError(t, held.Release())
+		l := <-leases
+		synctest.Wait()
+		tries := len(b.sent("set", 0)) + len(b.sent("settle", 0))
+		time.Sleep(time.Second / 2)
+		require.Len(t, append(b.sent("set", 0), b.sent("settle", 0)...), tries)
+		require.NoError(t, l.Release())
+		require.NoError(t, (<-leases).Release())
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestAClientThatCannotSubscribeIsToldOfOnceAndPolls(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var r record
+		k := b.locker(redislease.WithObserver(r.observe))
+		for range 3 {
+			held := b.acquire(k)
+			time.AfterFunc(10*time.Second, func() { require.NoError(t, held.Release()) })
+			l, err := k.Acquire(context.Background(), "orders")
+			require.NoError(t, err)
+			require.NoError(t, l.Release())
+		}
+		n := 0
+		for _, e := range r.all() {
+			if e.Kind == redislease.EventPolling {
+				n++
+				require.EqualError(t, e.Err, "redislease: subscribe: the client cannot subscribe")
+				require.Empty(t, e.Key)
+				require.EqualValues(t, -1, e.Fence)
+			}
+		}
+		require.Equal(t, 1, n)
+	})
+}
+
+func TestTheSubscriptionEndsASecondAfterTheLastWaiter(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting()
+		subscribers := func() int64 {
+			return b.operator.PubSubNumSub(context.Background(), "orders:released").Val()["orders:released"]
+		}
+		for range 3 {
+			held := b.acquire(k)
+			require.Zero(t, subscribers(), "whoever need not wait opens nothing")
+			ctx, cancel := context.WithCancel(context.Background())
+			go func() { _, _ = k.Acquire(ctx, "orders") }()
+			synctest.Wait()
+			require.EqualValues(t, 1, subscribers())
+			cancel()
+			time.Sleep(lingers - time.Millisecond)
+			require.EqualValues(t, 1, subscribers())
+			time.Sleep(2 * time.Millisecond)
+			synctest.Wait()
+			require.Zero(t, subscribers())
+			require.NoError(t, held.Release())
+		}
+	})
+}
+
+const lingers = time.Second
+
+func TestASubscriptionThatIsLostIsMadeAnewAndLookedAtAgain(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t)
+	var r record
+	k := f.used(redislease.WithObserver(r.observe), deaf)
+	for i := range 10 {
+		held := acquire(t, f.world.locker(), "orders")
+		got := make(chan *redislease.Lease)
+		go func() {
+			l, err := k.Acquire(context.Background(), "orders")
+			require.NoError(t, err)
+			got <- l
+		}()
+		redislease.AwaitListening(t, k, "orders")
+		if _, err := f.server.Do("CLIENT", "KILL", "TYPE", "pubsub"); i%2 == 0 { // before, or after the release
+			require.NoError(t, err)
+		}
+		require.NoError(t, held.Release())
+		_, err := f.server.Do("CLIENT", "KILL", "TYPE", "pubsub")
+		require.NoError(t, err)
+		require.NoError(t, (<-got).Release())
+	}
+	require.NotContains(t, r.kinds(), redislease.EventPolling, "it was made anew at once")
+}
+
+func TestAUserWhoMayNotSubscribeNorPublishWaitsByPolling(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	order(t, s, "ACL", "SETUSER", "app", "on", ">p", "~*", "resetchannels", "+@all")
+	var r record
+	client := connect(t, s.Addr(), func(o *redis.Options) { o.Username, o.Password = "app", "p" })
+	k := newLocker(t, client, redislease.WithObserver(r.observe))
+	for range 3 {
+		held := acquire(t, k, "orders")
+		time.AfterFunc(100*time.Millisecond, func() { require.NoError(t, held.Release()) })
+		l, err := k.Acquire(context.Background(), "orders")
+		require.NoError(t, err)
+		require.NoError(t, l.Release())
+	}
+	e := r.wait(t, redislease.EventPolling)
+	require.ErrorContains(t, e.Err, "NOPERM")
+	n := 0
+	for _, kind := range r.kinds() {
+		if kind == redislease.EventPolling {
+			n++
+		}
+	}
+	require.Equal(t, 1, n)
+}
+
+func TestASilentSubscriptionIsToldOfAndPolledBeside(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var r record
+		k := b.waiting(redislease.WithObserver(r.observe))
+		held := b.acquire(k, redislease.WithMaxHold(time.Hour))
+		got := make(chan *redislease.Lease, 1)
+		go func() {
+			l, err := k.Acquire(context.Background(), "orders")
+			require.NoError(t, err)
+			got <- l
+		}()
+		synctest.Wait()
+		b.deafen(true)
+		time.Sleep(time.Minute)
+		require.Contains(t, r.kinds(), redislease.EventPolling)
+		require.NoError(t, held.Release())
+		begun := b.now()
+		l := <-got
+		require.LessOrEqual(t, b.now()-begun, 2*time.Second, "by the next poll")
+		b.deafen(false)
+		require.NoError(t, l.Release())
+		time.Sleep(10 * time.Minute)
+	})
+}
+
+func TestManyWaitersInManyProcessesAreAllServed(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *world) {
+		const processes, waiters = 6, 10
+		for round := range 5 {
+			key := fmt.Sprint("orders:", round)
+			held := acquire(t, w.locker(), key)
+			ready := make(chan struct{}, processes*waiters)
+			var inside atomic.Int32
+			var wg sync.WaitGroup
+			for range processes {
+				k := w.locker(deaf)
+				for range waiters {
+					wg.Go(func() {
+						ready <- struct{}{}
+						require.NoError(t, k.Do(context.Background(), key, func(context.Context, *redislease.Lease) error {
+							require.EqualValues(t, 1, inside.Add(1))
+							inside.Add(-1)
+							return nil
+						}))
+					})
+				}
+			}
+			for range processes * waiters {
+				<-ready
+			}
+			require.NoError(t, held.Release())
+			wg.Wait()
+		}
+	})
+}
+
+func TestASlowHandshakeOfTheSubscriptionHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t)
+	k := f.used()
+	held := acquire(t, f.world.locker(), "orders")
+	handshake := f.proxy.On(faultproxy.Command("SUBSCRIBE")).Do(faultproxy.HoldRequest())
+	defer handshake.Release()
+	got := make(chan *redislease.Lease)
+	go func() {
+		l, err := k.Acquire(context.Background(), "orders")
+		require.NoError(t, err)
+		got <- l
+	}()
+	handshake.WaitHits(t, 1, patience)
+	require.NoError(t, acquire(t, k, "others").Release())
+	require.NoError(t, held.Release())
+	require.NoError(t, (<-got).Release(), "by a poll")
+}
