@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -126,6 +127,7 @@ func (q *queues) leave(a *asking, granted bool) {
 		delete(q.lines, a.key.(string))
 	case l.head == nil:
 		l.granted, l.idle = false, time.Now()
+		l.last, l.lastErr = answerNone, nil // whoever comes next asks for himself
 		signal(q.hub)
 	case head:
 		l.granted = granted && l.listening
@@ -252,6 +254,7 @@ type hub struct {
 	pubsub  *redis.PubSub       // nil: there is none
 	have    map[string]struct{} // the keys whose channels it was told to listen to
 	ended   chan error          // filled when nothing is read from it any more
+	left    atomic.Int32        // calls of the client that were left behind, or are under way
 	retryAt time.Time
 }
 
@@ -316,43 +319,81 @@ func (h *hub) sweep(now time.Time) (want map[string]struct{}, idle bool) {
 }
 
 // follow has the subscription be about the given keys.
-func (h *hub) follow(want map[string]struct{}) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the client panicked: %v", r)
-		}
-	}()
-	ctx, cancel := context.WithTimeout(context.Background(), listenPatience)
-	defer cancel()
-	var more, less []string
-	for key := range want {
-		if _, ok := h.have[key]; !ok {
-			more = append(more, key+releasedSuffix)
-		}
-	}
-	for key := range h.have {
-		if _, ok := want[key]; !ok {
-			less = append(less, key+releasedSuffix)
-		}
-	}
-	slices.Sort(more)
-	slices.Sort(less)
+func (h *hub) follow(want map[string]struct{}) error {
+	more, less := channels(want, h.have), channels(h.have, want)
 	h.have = want
-	fresh := h.pubsub == nil
-	if fresh {
-		h.pubsub = h.client.Subscribe(ctx) // sends nothing yet
+	if h.pubsub != nil && len(more) == 0 && len(less) == 0 {
+		return nil
 	}
-	if len(more) > 0 {
-		err = h.pubsub.Subscribe(ctx, more...)
-	}
-	if err == nil && len(less) > 0 {
-		err = h.pubsub.Unsubscribe(ctx, less...)
-	}
-	if err == nil && fresh {
-		h.ended = make(chan error, 1)
+	pubsub, err := h.change(h.pubsub, more, less)
+	if err == nil && h.pubsub == nil {
+		h.pubsub, h.ended = pubsub, make(chan error, 1)
 		go h.read(h.pubsub, h.ended)
 	}
 	return err
+}
+
+// channels returns those of the keys that are in one set and not in the other.
+func channels(in, notIn map[string]struct{}) (list []string) {
+	for key := range in {
+		if _, ok := notIn[key]; !ok {
+			list = append(list, key+releasedSuffix)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// change changes the subscription, or opens one if pubsub is nil. The client may be held up for ever by a handshake, so
+// it is asked on a goroutine that can be left behind, and then closes what it has opened.
+func (h *hub) change(pubsub *redis.PubSub, more, less []string) (*redis.PubSub, error) {
+	type result struct {
+		pubsub *redis.PubSub
+		err    error
+	}
+	if h.left.Load() >= mostInFlight {
+		return nil, errDeaf
+	}
+	h.left.Add(1)
+	done := make(chan result, 1)
+	var given atomic.Bool // somebody has the result, or nobody wants it any more
+	go func() {
+		r := result{pubsub, errGoexit}
+		defer func() {
+			if v := recover(); v != nil {
+				r.err = fmt.Errorf("the client panicked: %v", v)
+			}
+			h.left.Add(-1)
+			if (r.err != nil && pubsub == nil || !given.CompareAndSwap(false, true)) && r.pubsub != nil {
+				_ = r.pubsub.Close()
+			}
+			done <- r
+		}()
+		ctx, cancel := context.WithTimeout(context.Background(), listenPatience)
+		defer cancel()
+		if r.pubsub == nil {
+			r.pubsub = h.client.Subscribe(ctx) // sends nothing yet
+		}
+		r.err = nil
+		if len(more) > 0 {
+			r.err = r.pubsub.Subscribe(ctx, more...)
+		}
+		if r.err == nil && len(less) > 0 {
+			r.err = r.pubsub.Unsubscribe(ctx, less...)
+		}
+	}()
+	timer := time.NewTimer(listenPatience)
+	defer timer.Stop()
+	select {
+	case r := <-done:
+		return r.pubsub, r.err
+	case <-timer.C:
+	}
+	if !given.CompareAndSwap(false, true) {
+		r := <-done
+		return r.pubsub, r.err
+	}
+	return nil, errDeaf
 }
 
 // fail closes a subscription that does not work. The first time another follows at once.
@@ -376,7 +417,7 @@ func (h *hub) fail(err error) {
 
 func (h *hub) close() {
 	if h.pubsub != nil {
-		_ = h.pubsub.Close()
+		go func(p *redis.PubSub) { _ = p.Close() }(h.pubsub) // it waits for whatever is under way
 	}
 	h.pubsub, h.have, h.ended = nil, nil, nil
 }

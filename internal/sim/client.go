@@ -40,6 +40,9 @@ func newClient(p *process) *client {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		p.gate()
 		conn := p.w.dial(p)
 		if r := from(conn.place, name("dial")); r.hits(p.w.weather.refusedDials) && !p.w.healed(time.Now()) {
@@ -70,6 +73,11 @@ func (c *client) Process(ctx context.Context, cmd redis.Cmder) error {
 	}()
 	err = c.process(ctx, cmd, a, x)
 	return err
+}
+
+// Subscribe has waiters woken.
+func (c *client) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	return c.redis.Subscribe(ctx, channels...)
 }
 
 // process executes the command, under a hook that may misbehave.

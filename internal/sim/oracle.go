@@ -575,12 +575,15 @@ func (o *oracle) refusedLocked(a *acquisition) {
 	case errors.Is(err, redislease.ErrLost) || errors.Is(err, redislease.ErrReleased):
 		o.violateLocked(a, wrongError, "%v", err)
 	}
-	if o.unbounded(a) && !contextual && a.ctx.Err() == nil && !a.yes && a.failing < 2 {
+	inLine := a.calls == 0 && a.p.failed[a.key].After(a.start.Add(-4*ttlMost)) // behind one that has failed
+	if o.unbounded(a) && !contextual && a.ctx.Err() == nil && !a.yes && a.failing < 2 && !inLine {
 		o.violateLocked(a, gaveUpEarly, "after %d: %v", a.failing, err)
 	}
 	untold, unclear := a.yes || a.hooked, false // tokens without an answer of their own, and without any
+	asked := false
 	for _, g := range a.grants {
 		untold, unclear = untold || !g.told, unclear || g.unclear
+		asked = asked || !g.written.IsZero()
 	}
 	switch {
 	case errors.Is(err, redislease.ErrOutcomeUnknown):
@@ -594,7 +597,7 @@ func (o *oracle) refusedLocked(a *acquisition) {
 		return
 	case errors.Is(err, redislease.ErrNotAcquired):
 		o.tally.Held++
-		if !a.foreign && !(a.p.noBoot && o.w.weather.steps) { // without a third clock a command may seem forgotten
+		if !a.foreign && asked && !(a.p.noBoot && o.w.weather.steps) { // without a third clock a command may seem forgotten
 			o.violateLocked(a, wrongHeld, "%v", err)
 		}
 		if a.last == "refused" {
@@ -784,6 +787,16 @@ func (o *oracle) reasonLocked(a *acquisition, lost *redislease.LostError) {
 	}
 }
 
+// polling: a Locker says that its waiters are not woken.
+func (o *oracle) polling(e redislease.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.tally.Polling++
+	if o.w.weather.calm || e.Err == nil || e.Key != "" {
+		o.violateLocked(nil, wrongEvents, "%+v", e)
+	}
+}
+
 // event is told by an observer.
 func (o *oracle) event(a *acquisition, e redislease.Event) {
 	o.mu.Lock()
@@ -865,7 +878,9 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 		a.ending = true // or the token of an unlucky grant is given back
 	}
 	if len(a.ends) == 0 && !a.ending {
-		a.failing++
+		if a.failing++; a.failing >= 2 {
+			a.p.failed[a.key] = c.at
+		}
 	}
 	if o.unbounded(a) && !a.over && a.failing > 40 && !a.yes {
 		o.violateLocked(a, neverGaveUp, "%d", a.failing)

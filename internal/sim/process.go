@@ -23,7 +23,8 @@ type process struct {
 	still   []span    // when it stood still, oldest first
 	skews   []skew    // oldest first
 	dials   uint64
-	seen    int64 // the greatest fence of its leases; guarded by the oracle
+	seen    int64                // the greatest fence of its leases; guarded by the oracle
+	failed  map[string]time.Time // when an acquisition of a key last failed again and again; guarded by the oracle
 
 	partedUntil [2]time.Time // nothing gets through until then, by direction
 	partLoses   bool

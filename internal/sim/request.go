@@ -88,6 +88,16 @@ func parse(b []byte, at time.Time) (requests []*request) {
 	return requests
 }
 
+// subscribes: the commands are those of a subscription.
+func subscribes(b []byte) bool {
+	for _, command := range []string{"\r\nsubscribe\r\n", "\r\nunsubscribe\r\n", "\r\nping\r\n"} {
+		if bytes.Contains(b, []byte(command)) {
+			return true
+		}
+	}
+	return false
+}
+
 // fence takes the rest of the arguments of a script with a fence apart.
 func (r *request) fence(rest []string) {
 	n := len(rest)
@@ -118,6 +128,7 @@ func number(b []byte, mark byte) (int, []byte) {
 
 // Replies, besides int64, string and []any.
 type (
+	push   []any
 	status string
 	fault  string
 	null   struct{}
@@ -139,6 +150,15 @@ func render(b []byte, v any, resp3 bool) []byte {
 			return append(b, "_\r\n"...)
 		}
 		return append(b, "$-1\r\n"...)
+	case push:
+		if !resp3 {
+			return render(b, []any(v), resp3)
+		}
+		b = fmt.Appendf(b, ">%d\r\n", len(v))
+		for _, x := range v {
+			b = render(b, x, resp3)
+		}
+		return b
 	case []any:
 		b = fmt.Appendf(b, "*%d\r\n", len(v))
 		for _, x := range v {

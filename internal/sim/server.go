@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -17,7 +18,10 @@ type server struct {
 	refusal string
 	undo    []change      // oldest first, for a failover
 	clock   time.Duration // by how much it is off
-	served  uint64
+
+	listeners map[string][]*conn // by channel
+	released  []*conn            // that have to be told of what is being executed
+	served    uint64
 }
 
 // change is one write, as a replica that has not seen it would take it back.
@@ -87,7 +91,11 @@ func (s *server) hangs() time.Duration {
 
 // serve executes a request and answers it.
 func (s *server) serve(c *conn, r *request) {
-	if r.what == whatOther {
+	switch {
+	case r.args[0] == "subscribe" || r.args[0] == "unsubscribe" || r.args[0] == "ping":
+		s.listen(c, r)
+		return
+	case r.what == whatOther:
 		c.reply(s.greet(c, r))
 		return
 	}
@@ -115,8 +123,41 @@ func (s *server) serve(c *conn, r *request) {
 			}
 		}
 	}
+	released := s.released
+	s.released = nil
 	s.mu.Unlock()
 	c.reply(render(nil, reply, c.resp3))
+	for _, l := range released {
+		l.reply(render(nil, push{"message", r.key + ":released", ""}, l.resp3))
+	}
+}
+
+// listen answers the commands of a subscription.
+func (s *server) listen(c *conn, r *request) {
+	if r.args[0] == "ping" {
+		if c.resp3 {
+			c.reply(render(nil, status("PONG"), true))
+		} else {
+			c.reply(render(nil, []any{"pong", ""}, false))
+		}
+		return
+	}
+	if s.w.weather.deaf && !s.w.healed(time.Now()) {
+		s.w.count("subscription refused")
+		c.reply(render(nil, fault("NOPERM this user has no permissions to access one of the channels used as arguments"), c.resp3))
+		return
+	}
+	s.mu.Lock()
+	var replies []byte
+	for i, channel := range r.args[1:] {
+		s.listeners[channel] = slices.DeleteFunc(s.listeners[channel], func(other *conn) bool { return other == c })
+		if r.args[0] == "subscribe" {
+			s.listeners[channel] = append(s.listeners[channel], c)
+		}
+		replies = render(replies, push{r.args[0], channel, int64(i + 1)}, c.resp3)
+	}
+	s.mu.Unlock()
+	c.reply(replies)
 }
 
 // refuse returns an error reply if this command, or every command for now, gets one.
@@ -146,6 +187,9 @@ func (s *server) execute(c *conn, r *request) any {
 	}
 	if before != after {
 		s.undo = append(s.undo, change{time.Now(), r.key, before})
+	}
+	if r.what == whatRelease && before != after {
+		s.released = slices.Clone(s.listeners[r.key+":released"])
 	}
 	s.w.oracle.executed(c.p, r, before, after, reply)
 	if r.fenceKey != "" {
@@ -192,7 +236,7 @@ func (s *server) restart() {
 	for _, k := range s.w.all() {
 		s.changeLocked(k, item{})
 	}
-	s.undo = nil
+	s.undo, s.listeners = nil, map[string][]*conn{}
 	s.mu.Unlock()
 	s.w.resetAll()
 }
@@ -215,7 +259,7 @@ func (s *server) failover(lag time.Duration) {
 		}
 		s.changeLocked(key, before)
 	}
-	s.undo = nil
+	s.undo, s.listeners = nil, map[string][]*conn{}
 	s.mu.Unlock()
 	s.w.resetAll()
 }

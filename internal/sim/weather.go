@@ -25,6 +25,9 @@ type weather struct {
 	// The server, from time to time.
 	hangs, restarts, failovers, jumps, refusesAll bool
 
+	// Whether it refuses to be listened to.
+	deaf bool
+
 	// Whether it refuses TIME, and how often it evicts a fence that was just drawn.
 	noTime bool
 	evicts float64
@@ -69,6 +72,7 @@ func weatherOf(seed uint64) (w weather) {
 		*b = c.hits(0.25)
 	}
 	w.noTime, w.evicts = c.hits(0.2), rate(0.2)
+	w.deaf = c.hits(0.1)
 	return w
 }
 

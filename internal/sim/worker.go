@@ -242,6 +242,10 @@ func (k *worker) release(c *chance, a *acquisition) {
 
 // observe is the observer of all Lockers. It blocks, panics and calls back now and then.
 func (k *worker) observe(ctx context.Context, e redislease.Event) {
+	if e.Kind == redislease.EventPolling {
+		k.w.oracle.polling(e)
+		return
+	}
 	a := ctx.Value(acquisitionKey{}).(*acquisition)
 	k.w.oracle.event(a, e)
 	k.w.record(fmt.Sprintf("%s event %v of %d", k.p.name, e.Kind, a.id))

@@ -46,6 +46,7 @@ type Tally struct {
 	Fenced, Landed, Refused, FellBack  int           // leases with a fence; their writes, and those refused where they land; numbers that fell back, as documented
 	Robbed                             int           // tokens that the server was made to forget or remember
 	Closest                            time.Duration // least time between the end of a belief and the earliest possible next holder
+	Polling                            int           // times that a Locker said that its waiters are not woken
 	Virtual                            time.Duration
 }
 
@@ -76,6 +77,7 @@ func (t *Tally) Add(o Tally) {
 		{&t.Renewals, &o.Renewals}, {&t.Taken, &o.Taken}, {&t.Gone, &o.Gone}, {&t.Unconfirmed, &o.Unconfirmed},
 		{&t.MaxHold, &o.MaxHold}, {&t.Writes, &o.Writes}, {&t.Robbed, &o.Robbed},
 		{&t.Fenced, &o.Fenced}, {&t.Landed, &o.Landed}, {&t.Refused, &o.Refused}, {&t.FellBack, &o.FellBack},
+		{&t.Polling, &o.Polling},
 	} {
 		*s.to += *s.from
 	}
@@ -109,6 +111,7 @@ func (t Tally) String() string {
 		t.Unconfirmed+t.MaxHold+t.Gone+t.Taken, t.Unconfirmed, t.MaxHold, t.Gone, t.Taken)
 	fmt.Fprintf(&b, "%d leases with a fence: %d of their writes accepted where they landed, %d refused as stale; %d fences fell back, as documented\n",
 		t.Fenced, t.Landed, t.Refused, t.FellBack)
+	fmt.Fprintf(&b, "%d times waiters were not woken any more, and polled\n", t.Polling)
 	fmt.Fprintf(&b, "%d tokens that Redis was made to forget or to remember\n", t.Robbed)
 	fmt.Fprintf(&b, "%v was the shortest time between the end of a belief and the earliest possible next holder\n", t.Closest)
 	return b.String()
@@ -156,7 +159,7 @@ func run(t *testing.T, c Config) Report {
 		keys: []string{prefix + "orders", prefix + "invoices"}, faults: map[string]int{}, history: c.Seed,
 	}
 	w.oracle = &oracle{w: w, truths: map[string]*truth{}, grants: map[string]*grant{}, violated: map[string]int{}}
-	w.server = &server{w: w, place: uint64(*from(c.Seed, name("server")))}
+	w.server = &server{w: w, listeners: map[string][]*conn{}, place: uint64(*from(c.Seed, name("server")))}
 	if w.server.store = newStub(); c.Lua {
 		l, err := newLua()
 		if err != nil {
@@ -199,7 +202,7 @@ func (w *world) report() Report {
 
 // newProcess starts a process with a client, a Locker and workers.
 func (w *world) newProcess(id string) *client {
-	p := &process{w: w, name: id, place: uint64(*from(w.Seed, name(id)))}
+	p := &process{w: w, name: id, failed: map[string]time.Time{}, place: uint64(*from(w.Seed, name(id)))}
 	c := from(p.place)
 	p.noBoot = c.hits(0.25)
 	cl := newClient(p)
