@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -441,6 +442,11 @@ func (a *asking) learn(now time.Duration, c *command) {
 
 // learnCheck: an error reply is Redis' answer even if nobody knows what it means, since nothing can have been taken.
 func (a *asking) learnCheck(now time.Duration, c *command) {
+	if c.kind == kindRelease && c.err != nil && isReply(c.err) && strings.Contains(strings.ToLower(c.err.Error()), "publish") &&
+		!a.locker.quiet.Swap(true) {
+		a.sendAt = now
+		return
+	}
 	if c.verdict == failed || c.verdict == unknown {
 		if c.verdict == failed || isReply(c.err) {
 			a.last = answerError

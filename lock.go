@@ -66,14 +66,18 @@ import (
 // *redis.ClusterClient and redis.UniversalClient have it. Wrappers and hooks must hand commands and errors on as they are:
 // one that turns an error into success makes a command that failed look like one that was refused.
 //
+// Waiters are woken by a release if it also has Subscribe, as those have; else they poll. So a wrapper should hand on that
+// method, too.
+//
 // If it has a method ReloadState(context.Context), as *redis.ClusterClient has, that is called when a command gets no
 // answer: the node may be gone, and by itself go-redis looks for its successor every ten seconds only.
 type RedisClient interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
-// A Locker acquires leases. It is safe for concurrent use; a service usually has one. It holds no resources and needs
-// no closing. The client stays its owner's: close it after the last lease was released.
+// A Locker acquires leases. It is safe for concurrent use; a service usually has one. It needs no closing: all that it
+// holds is, from the first time that somebody waits until a second after nobody does any more, one connection that listens
+// to releases. The client stays its owner's: close it after the last lease was released.
 //
 // Which verb to use: TryAcquire and TryDo are for work that another replica does just as well, a tick of a scheduler
 // for one: they skip it if the key is taken. Acquire and Do are for work that has to be done here as soon as it may.
@@ -85,6 +89,7 @@ type Locker struct {
 	anchor  atomic.Pointer[instant] // see clock.now
 	checked atomic.Bool             // the scripts are known to run
 	fences  atomic.Int64            // see remember
+	quiet   atomic.Bool             // releases are not published: the server refuses scripts that do
 	queues  queues
 }
 
@@ -140,6 +145,11 @@ func (k *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*L
 }
 
 // Acquire acquires the key, and waits while another holds it, for as long as ctx and WithAcquireTimeout allow.
+//
+// Those who wait for one key of a Locker stand in line in the order in which they came, and only the first talks to Redis.
+// A release wakes the first in line of every process, and whoever asks first has it. Nobody relies on that: the first
+// in line also polls, at once and then less and less often, down to once in one to two seconds, and no later than the
+// holder's key lapses; so a holder that crashed is noticed within its TTL.
 //
 // If they allow no longer it returns what the last answer said: an error that matches [ErrNotAcquired],
 // [ErrOutcomeUnknown], or an error of Redis; if ctx ended it, its cause is joined, and otherwise no error of package

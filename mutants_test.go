@@ -141,7 +141,7 @@ var mutants = []mutant{
 		edits:  []edit{{"scripts.go", "n >= 1 and n or -1}", "n >= 1 and n + 1 or -1}"}},
 		caught: []string{"a lease has another fence than was drawn for it"}},
 	{name: "a blind DEL", lua: true,
-		edits:  []edit{{"scripts.go", "releaseLua = oursLua + publishLua", "releaseLua = publishLua"}},
+		edits:  []edit{{"scripts.go", "releaseLua = oursLua\n", "releaseLua = ``\n"}},
 		caught: []string{"a release deleted another's key"}},
 	{name: "a blind PEXPIRE", lua: true,
 		edits:  []edit{{"scripts.go", "renewLua = oursLua + `return", "renewLua = `return"}},

@@ -74,7 +74,7 @@ return {1, 0, fence}`
 	// cleanUpLua is releaseLua for several tokens. ARGV: the tokens, '1'.
 	cleanUpLua = refuseLua + `for i = 1, #ARGV - 1 do if held == ARGV[i] then held = nil end end
 if held then return -1 end
-` + publishLua
+`
 
 	// oursLua begins scripts about one token, and goes on if the key is its own or gone. v.err is nil if v is a string.
 	oursLua = `if ARGV[2]=='0' then return {err='ERR withdrawn'} end
@@ -89,9 +89,11 @@ if v and v~=ARGV[1] then return v.err and not v.err:find('WRONGTYPE') and v or -
 
 	// releaseLua deletes the key if it is still ours. ARGV: the token, '1'.
 	// Returns 1: deleted. 0: the key was gone. -1: it is another's.
-	releaseLua = oursLua + publishLua
+	releaseLua = oursLua
 
-	// publishLua deletes the key, and then tells those who wait for it. That they cannot be told harms nobody.
+	// deleteLua ends the scripts that delete the key. publishLua then tells those who wait for it; that it may not harms
+	// nobody. Where a server refuses the script for that, deleteLua does without.
+	deleteLua  = `return redis.call('DEL',KEYS[1])`
 	publishLua = `local n=redis.call('DEL',KEYS[1])
 if n==1 then redis.pcall('PUBLISH',KEYS[1]..'` + releasedSuffix + `','') end
 return n`
@@ -273,7 +275,9 @@ type command struct {
 }
 
 var (
-	settleArg, fenceArg, renewArg, releaseArg, cleanUpArg any = settleLua, fenceLua, renewLua, releaseLua, cleanUpLua
+	settleArg, fenceArg, renewArg any = settleLua, fenceLua, renewLua
+	releaseArg, cleanUpArg        any = releaseLua + publishLua, cleanUpLua + publishLua
+	quietRelease, quietCleanUp    any = releaseLua + deleteLua, cleanUpLua + deleteLua
 
 	stampOne  = []byte("1")
 	stampZero = []byte("0")
@@ -393,8 +397,12 @@ func (c *command) script() any {
 		return settleArg
 	case c.kind == kindRenew:
 		return renewArg
+	case len(c.others()) > 0 && c.locker.quiet.Load():
+		return quietCleanUp
 	case len(c.others()) > 0:
 		return cleanUpArg
+	case c.locker.quiet.Load():
+		return quietRelease
 	default:
 		return releaseArg
 	}

@@ -2,10 +2,12 @@ package redislease_test
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -379,6 +381,55 @@ func TestASilentSubscriptionIsToldOfAndPolledBeside(t *testing.T) {
 		b.deafen(false)
 		require.NoError(t, l.Release())
 		time.Sleep(10 * time.Minute)
+	})
+}
+
+func TestC08AReleaseBetweenATryAndTheSubscriptionIsFound(t *testing.T) {
+	t.Parallel()
+	for name, hold := range map[string]faultproxy.Action{"not yet asked for": faultproxy.HoldRequest(), "not yet confirmed": faultproxy.HoldReply()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFaulty(t)
+			k := f.used(deaf)
+			held := acquire(t, f.world.locker(), "orders")
+			subscription := f.proxy.On(faultproxy.Command("SUBSCRIBE")).Times(1).Do(hold)
+			got := make(chan *redislease.Lease)
+			go func() {
+				l, err := k.Acquire(context.Background(), "orders")
+				require.NoError(t, err)
+				got <- l
+			}()
+			subscription.WaitHits(t, 1, patience)
+			require.NoError(t, held.Release())
+			subscription.Release()
+			require.NoError(t, (<-got).Release(), "that it is listened to is a reason to look again")
+		})
+	}
+}
+
+func TestAServerThatRefusesScriptsThatPublishIsPolled(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := newLocker(t, clientFunc(func(ctx context.Context, cmd redis.Cmder) error {
+			if script, ok := cmd.Args()[1].(string); ok && strings.Contains(script, "PUBLISH") {
+				for _, arg := range cmd.Args() {
+					if m, ok := arg.(encoding.BinaryMarshaler); ok {
+						_, _ = m.MarshalBinary()
+					}
+				}
+				err := redisError("ERR This Redis command is not allowed from script: publish")
+				cmd.SetErr(err)
+				return err
+			}
+			return b.redis.Process(ctx, cmd)
+		}))
+		for range 3 {
+			held, err := k.TryAcquire(context.Background(), "orders")
+			require.NoError(t, err)
+			time.AfterFunc(time.Minute, func() { require.NoError(t, held.Release()) })
+			l, err := k.Acquire(context.Background(), "orders")
+			require.NoError(t, err)
+			require.NoError(t, l.Release())
+		}
 	})
 }
 
