@@ -55,6 +55,7 @@ const (
 	notLost             = "Redis said No to a renewal, and the lease goes on"
 	wrongCause          = "a context or a lease ended with a cause that is not so"
 	wrongUntil          = "Until or the deadline is not when the lease ends"
+	outOfTurn           = "a waiter was served before one that had come earlier"
 	fellBack            = "a fence is not greater than one before"
 	wrongFence          = "a lease has another fence than was drawn for it"
 	drawnForNobody      = "a fence was drawn, and the key not taken"
@@ -358,7 +359,9 @@ func (o *oracle) askedLocked(a *acquisition, g *grant, r *request, before item, 
 		return
 	}
 	old := holder.took.Sub(holder.written) >= a.terms.ttl || a.p.noBoot && o.w.weather.steps
-	if !old && !a.hooked && len(r.tokens) < 17 && g.called.Sub(holder.called) > 2*time.Microsecond && !a.p.stood(holder.written, 0) {
+	// A process that stood still may call for them in another order than they were made in.
+	stood := a.p.stood(holder.called.Add(-2*time.Millisecond), 0)
+	if !old && !a.hooked && len(r.tokens) < 17 && g.called.Sub(holder.called) > 2*time.Microsecond && !stood {
 		o.violateLocked(a, notAskedAbout, "it was written %v before", r.at.Sub(holder.written))
 	}
 }
@@ -436,6 +439,7 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 		o.violateLocked(a, wrongToken, "")
 		a.grant = &grant{a: a, robbed: true}
 	}
+	o.inTurnLocked(t, a, now)
 	o.hasFenceLocked(a)
 	if a.terms.fencing {
 		o.tally.Fenced++
@@ -465,6 +469,22 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 	}
 	o.mu.Unlock()
 	o.write(a)
+}
+
+// inTurnLocked checks that nobody in the process who waits for the key, and came earlier, could still have been served.
+func (o *oracle) inTurnLocked(t *truth, a *acquisition, now time.Time) {
+	if !a.waiting || a.slow || a.p.stood(a.start, 0) {
+		return
+	}
+	for _, other := range t.open {
+		if other.p != a.p || !other.waiting || !other.start.Before(a.start) || other.over || len(other.ends) > 0 || other.failing >= 2 {
+			continue
+		}
+		bounded := other.terms.timeout > 0 && !now.Before(other.start.Add(other.terms.timeout-slack))
+		if !bounded && other.ctx.Err() == nil && (other.ctxEnd.IsZero() || now.Before(other.ctxEnd)) && !o.w.weather.steps {
+			o.violateLocked(a, outOfTurn, "acquisition %d", other.id)
+		}
+	}
 }
 
 // hasFenceLocked checks that a lease has the fence that was drawn for it.
