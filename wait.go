@@ -400,6 +400,9 @@ func (h *hub) change(pubsub *redis.PubSub, more, less []string) (*redis.PubSub, 
 func (h *hub) fail(err error) {
 	h.close()
 	refused := isReply(err)
+	if !refused {
+		h.locker.lookAnew()
+	}
 	err = ofClient(err)
 	q := &h.locker.queues
 	q.mu.Lock()

@@ -93,6 +93,13 @@
 //	time, under eight clients that compete            refusals draw none               TestFencesOfManyClientsGrowAlthoughRepliesAreLost,
 //	                                                                                   TestFencesOfManyClientsGrowAlthoughAllKeysAreFlushed
 //
+// What is promised of waiters: a release wakes them; where it cannot, they find the free key by polling.
+//
+//	fault                                             promise                          test
+//	Cluster: whichever node is listened to            woken                            TestWaitersOfAClusterAreWoken
+//	... and that node is killed                       another one is listened to       TestWaitersOfAClusterOutliveTheNodeThatTheyListenTo
+//	failover by Sentinels                             the new master is listened to    TestWaitersAreWokenByTheNewMaster
+//
 // A lease on a cluster outlasts the failover of its node because the library has go-redis look for the new one: by itself
 // go-redis looks every ten seconds.
 //
