@@ -118,6 +118,7 @@ type grant struct {
 	told      bool      // its own command has been answered, one way or the other
 	unclear   bool      // nobody can know from the answers whether it has taken the key
 	answered  time.Time // when the client returned from that command; zero: it has not
+	early     bool      // a settling script has asked about it, and its own command is yet to be called for
 	fence     int64     // that was drawn for it
 	era       int       // its fence is comparable to those of the same era
 	order     int       // of the grants with a fence
@@ -907,14 +908,18 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 	}
 	for i, token := range tokens {
 		g := o.grants[token]
-		if last := i == len(tokens)-1; last && w.mayTake() {
-			if g != nil {
-				o.violateLocked(a, twoTokens, "%s", w)
-			}
-			g = &grant{a: a, token: token, called: c.at, unclear: true}
+		last := i == len(tokens)-1
+		if last && w.mayTake() && g != nil && !g.early {
+			o.violateLocked(a, twoTokens, "%s", w)
+		}
+		if w.mayTake() && (g == nil || last && !g.early) {
+			g = &grant{a: a, token: token, called: c.at, unclear: true, early: true}
 			o.grants[token] = g
-			o.flyLocked(c)
 			a.grants = append(a.grants, g)
+		}
+		if last && w.mayTake() {
+			g.early, g.called = false, c.at
+			o.flyLocked(c)
 		}
 		if g == nil {
 			continue // a check of the scripts
