@@ -621,7 +621,9 @@ func (a *asking) withdraw() {
 // giveUp ends the acquisition without a lease; cause is that of the context if it has ended. If something is unknown
 // it tries to clean up and listens for a moment.
 func (a *asking) giveUp(cause error) error {
-	a.locker.queues.leave(a, false)
+	if a.waiting {
+		a.locker.queues.leave(a, false) // the next need not wait until the rest is cleared up
+	}
 	a.withdraw()
 	now := a.now()
 	until := later(min(now, a.limit()), a.config.grace())

@@ -137,9 +137,9 @@ func WithAcquireTimeout(d time.Duration) Option {
 }
 
 // WithBackoff sets how long Acquire and Do wait before another try, while somebody holds the key or Redis fails. A release
-// that is heard of is a reason to try at once. attempt counts from 1. What f returns counts as at least 1 ms, and the
-// holder's remaining TTL may cut it short. The default doubles from 25 ms to 2 s, less up to half of it at random. f may
-// be called by many goroutines at once.
+// that is heard of is a reason to try at once, and of those in line for a key it is that of the first that counts. attempt
+// counts from 1. What f returns counts as at least 1 ms, and the holder's remaining TTL may cut it short. The default
+// doubles from 25 ms to 2 s, less up to half of it at random. f may be called by many goroutines at once.
 func WithBackoff(f func(attempt int) time.Duration) Option {
 	return leaseOption(func(c *config) {
 		if c.backoff = f; f == nil {
