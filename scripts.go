@@ -88,14 +88,14 @@ if v and v~=ARGV[1] then return v.err and not v.err:find('WRONGTYPE') and v or -
 	renewLua = oursLua + `return redis.call('PEXPIRE',KEYS[1],ARGV[2])`
 
 	// releaseLua deletes the key if it is still ours. ARGV: the token, '1'.
-	// Returns 1: deleted. 0: the key was gone. -1: it is another's.
+	// Returns 1: deleted. 2: deleted, but not published. 0: the key was gone. -1: it is another's.
 	releaseLua = oursLua
 
 	// deleteLua ends the scripts that delete the key. publishLua then tells those who wait for it; that it may not harms
 	// nobody. Where a server refuses the script for that, deleteLua does without.
 	deleteLua  = `return redis.call('DEL',KEYS[1])`
 	publishLua = `local n=redis.call('DEL',KEYS[1])
-if n==1 then redis.pcall('PUBLISH',KEYS[1]..'` + releasedSuffix + `','') end
+if n==1 and type(redis.pcall('PUBLISH',KEYS[1]..'` + releasedSuffix + `',''))=='table' then return 2 end
 return n`
 )
 
@@ -307,6 +307,9 @@ func (c *command) run() {
 		if c.judge(err); c.verdict != yes && c.verdict != no && !isReply(err) {
 			c.locker.lookAnew()
 		}
+		if c.verdict == yes && c.kind == kindRelease {
+			c.locker.published(c.code == 1 && !c.locker.quiet.Load())
+		}
 		c.owner.answered(c)
 	}()
 	if c.beside {
@@ -420,9 +423,9 @@ func (c *command) stamp() []byte {
 func (c *command) read(reply any) error {
 	switch r := reply.(type) {
 	case int64:
-		if c.kind != kindSettle && r >= -1 && r <= 1 {
+		if c.kind != kindSettle && r >= -1 && (r <= 1 || r == 2 && c.kind == kindRelease) {
 			c.code = r
-			if c.verdict = no; r == 1 {
+			if c.verdict = no; r >= 1 {
 				c.verdict = yes
 			}
 			return nil

@@ -14,43 +14,59 @@ import (
 )
 
 // Those who wait for one key of a Locker stand in line, in the order in which they came. Only the first, the head, talks
-// to Redis; the others share what it learns. The head tries when it becomes the head, when a release is heard of, and
-// otherwise by a poll:
+// to Redis; the others share what it learns:
 //
-//	behind others ── all ahead have left ──▶ head ──▶ tries ── granted ───────▶ leaves
-//	      │                                             │ ▲                         the next knows that the key is held
-//	      │                                   held by another: a release, a new     and that its release will be heard of,
-//	      │                                   subscription, or the poll             or else tries at once
+//	behind others ── all ahead have left ──▶ head ──▶ tries ── granted ──────▶ leaves
+//	      │                                             │ ▲
+//	      │                                   held by another: a release that is heard of, a new subscription, the poll
 //	      └── its context or its bound ends, or the head has failed three times and it has no bound ──▶ leaves
 //
-// A release publishes on the channel of its key. What is heard is kept with the line and not with a waiter, until a
-// command has been sent after it: so a head that leaves between the two takes no wake-up with it.
+// A new head tries at once, unless it is known that the key is held and that its release will be heard of: the last head
+// has left with the key, or has just asked.
 //
-// One subscription serves all lines of a Locker. A goroutine opens it when the first waiter finds its key held, and closes
-// it a second after the last has left. That a line is listened to, confirmed by Redis, is a reason to look again, since
-// what was published before was not heard. Nobody relies on it: a waiter polls all the while, less and less often, and no
-// later than the holder's key lapses.
+// A release publishes on the channel of its key. What is heard is kept with the line and not with a waiter, until a
+// command is sent after it: so a head that leaves between the two takes no wake-up with it.
+//
+// A line's channel is listened to from the first time that its head finds the key held until a second after the last
+// waiter has left, by one subscription for all lines of a Locker, which the hub keeps. That Redis has confirmed it is a
+// reason to look again, since what was published before was not heard. Nobody relies on being woken: the head polls all
+// the while, less and less often, and no later than the holder's key lapses.
 type queues struct {
 	mu       sync.Mutex
 	lines    map[string]*line // by the key in Redis
 	hub      chan struct{}    // filled when lines have changed; nil: no goroutine listens
-	failures int              // of the subscription, in a row
 	told     bool             // an observer knows that waiters are not woken
+	telling  atomic.Bool      // it is being told
+	failures int              // of the subscription, in a row
+	flaps    int              // in a row: it worked, and not for long
+	since    time.Time        // when it began to work; zero: it does not
+	retryAt  time.Time        // not to be opened before
+	left     atomic.Int32     // calls of the client that are under way or were left behind
+	unheard  atomic.Bool      // what this Locker releases is not published
 }
 
 // line is the waiters for one key. Its Locker's queues.mu guards it.
 type line struct {
 	head, tail *asking
-	heard      bool // something that the head has not followed yet
-	wanted     bool // somebody has found the key held: listen
-	listening  bool // Redis has confirmed that
-	idle       time.Time
+	heard      bool      // something that no command has followed yet
+	wanted     bool      // its channel is to be listened to
+	listening  bool      // Redis has confirmed that
+	idle       time.Time // since when nobody waits
 
 	// What the head has learnt.
 	last    lastAnswer
 	lastErr error
 	heldAt  time.Time // when another was found to hold the key
-	granted bool      // the last head has left with the key, and its release will be heard of
+
+	lull lull // what the last head knew
+}
+
+// lull: the key is held, and its release will be heard of.
+type lull struct {
+	known    bool
+	pollAt   time.Time // when the head would have polled next
+	attempt  int       // pauses so far
+	lapsesAt time.Time // when the key does if it is not renewed; zero: that is not known
 }
 
 // place is a waiter's place in a line.
@@ -64,17 +80,19 @@ type place struct {
 const (
 	releasedSuffix = ":released" // of the channel that tells of a key's release
 
-	lingering       = time.Second      // for how long the subscription is kept without a waiter
-	listenQuiet     = 10 * time.Second // after so much silence the subscription is doubted,
-	listenPatience  = 5 * time.Second  // and after so much more given up
-	listenBackoff   = 100 * time.Millisecond
-	listenMost      = time.Minute
-	mostListenShift = 10
+	lingering      = time.Second      // for how long a line is listened to without a waiter
+	listenQuiet    = 10 * time.Second // after so much silence the subscription is doubted,
+	listenPatience = 5 * time.Second  // and after so much more given up
+	listenBackoff  = 100 * time.Millisecond
+	listenMost     = time.Minute // between two tries to open one that does not work,
+	flapMost       = pollMost    // and one that works for a moment
+	mostShift      = 10
 )
 
 var (
 	errCannotSubscribe = errors.New("the client cannot subscribe")
 	errDeaf            = errors.New("the subscription is silent")
+	errUnheard         = errors.New("Redis refuses to publish releases")
 )
 
 // join puts a at the end of the line for its key.
@@ -126,12 +144,28 @@ func (q *queues) leave(a *asking, granted bool) {
 	case l.head == nil && !l.wanted:
 		delete(q.lines, a.key.(string))
 	case l.head == nil:
-		l.granted, l.idle = false, time.Now()
+		l.lull, l.idle = lull{}, time.Now()
 		l.last, l.lastErr = answerNone, nil // whoever comes next asks for himself
 		signal(q.hub)
 	case head:
-		l.granted = granted && l.listening
+		l.inherit(a, granted)
 		l.head.ring()
+	}
+}
+
+// inherit keeps what the head that leaves knows, for the next one.
+func (l *line) inherit(a *asking, granted bool) {
+	now := time.Now()
+	switch {
+	case !l.listening:
+		l.lull = lull{}
+	case granted && !a.locker.queues.unheard.Load():
+		pause := min(a.locker.clock.jitter(pollMost, 0.5), later(a.config.ttl, pollFirst))
+		l.lull = lull{true, now.Add(pause), mostShift, now.Add(a.config.ttl)}
+	case !granted && a.held && a.polling && len(a.inFlight) == 0 && a.config.backoff == nil:
+		l.lull = lull{known: true, pollAt: now.Add(a.sendAt - a.now()), attempt: a.attempt}
+	default:
+		l.lull = lull{}
 	}
 }
 
@@ -150,23 +184,24 @@ func (a *asking) attend() error {
 		now := a.now()
 		q.mu.Lock()
 		l := a.line
-		head, hopeless, granted := l.head == a, a.hopeless, l.granted
+		head, hopeless := l.head == a, a.hopeless
 		a.last, a.lastErr = l.last, l.lastErr
 		if a.last == answerHeld {
 			a.heldAt = min(a.heldAt, max(0, now-time.Since(l.heldAt)))
 		}
-		if head {
-			l.granted = false
-		}
+		lull := l.takeLull(head)
 		q.mu.Unlock()
 		switch {
 		case a.ctx.Err() != nil:
 			return a.giveUp(ofCaller(context.Cause(a.ctx)))
-		case now >= a.bound, hopeless:
+		case hopeless:
+			a.last = answerError // that another holds the key is not why
+			return a.giveUp(nil)
+		case now >= a.bound:
 			return a.giveUp(nil)
 		case head:
-			if granted {
-				a.held, a.polling, a.sendAt = true, true, later(now, a.locker.clock.jitter(pollMost, 0.5))
+			if lull.known {
+				a.goOn(now, lull)
 			}
 			return nil
 		}
@@ -175,6 +210,27 @@ func (a *asking) attend() error {
 		}
 		wait(a.signal, a.ctx.Done())
 	}
+}
+
+// takeLull returns what the last head knew, to the next one.
+func (l *line) takeLull(head bool) (known lull) {
+	if head {
+		known, l.lull = l.lull, lull{}
+	}
+	return known
+}
+
+// goOn has a poll where another has left off. Its tries ask for the TTL at once.
+func (a *asking) goOn(now time.Duration, l lull) {
+	a.asked, a.held, a.polling = true, true, true
+	if a.config.backoff == nil {
+		a.attempt, a.sendAt = l.attempt, later(now, max(0, time.Until(l.pollAt)))
+		return
+	}
+	if !l.lapsesAt.IsZero() {
+		a.pttl = max(0, time.Until(l.lapsesAt))
+	}
+	a.sendAt = later(now, a.pause())
 }
 
 // share has those behind a know what it has learnt.
@@ -189,6 +245,7 @@ func (a *asking) share() {
 		a.line.learnt(a.last, a.lastErr)
 	}
 	if a.failures >= mostFailures {
+		a.line.lastErr = a.lastErr
 		for w := a.behind; w != nil; w = w.behind {
 			if w.endless {
 				w.hopeless = true
@@ -235,10 +292,29 @@ func (a *asking) listen() {
 
 // tellLocked tells an observer, once until the subscription works again, that waiters poll.
 func (k *Locker) tellLocked(err error) {
-	if f := k.config.observer; f != nil && !k.queues.told {
-		go observe(f, context.Background(), Event{Kind: EventPolling, Fence: noFence, Err: fmt.Errorf("redislease: subscribe: %w", err)})
+	q := &k.queues
+	told := q.told
+	if q.told = true; told || k.config.observer == nil || !q.telling.CompareAndSwap(false, true) {
+		return
 	}
-	k.queues.told = true
+	go func() {
+		defer q.telling.Store(false)
+		observe(k.config.observer, context.Background(),
+			Event{Kind: EventPolling, Fence: noFence, Err: fmt.Errorf("redislease: waiters are not woken: %w", err)})
+	}()
+}
+
+// published takes note of whether a release of this Locker was.
+func (k *Locker) published(ok bool) {
+	q := &k.queues
+	if q.unheard.Load() == !ok {
+		return
+	}
+	if q.unheard.Store(!ok); !ok {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		k.tellLocked(errUnheard)
+	}
 }
 
 // subscriber is a client that can subscribe.
@@ -246,16 +322,20 @@ type subscriber interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// hub owns the subscription of a Locker. Its goroutine alone opens, changes and closes it.
+// hub owns the subscription of a Locker. Its goroutine alone opens, changes and closes it:
+//
+//	(none) ── a line wants it ──▶ open ── confirmed ──▶ works ── no line wants it for a second ──▶ closed, the hub ends
+//	   ▲                           │                     │
+//	   └── a pause, if it has failed before ◀────────────┴── an error, or silence
+//
+// A channel that Redis refuses stays unconfirmed, and does not concern the others.
 type hub struct {
-	locker  *Locker
-	client  subscriber
-	wake    chan struct{}
-	pubsub  *redis.PubSub       // nil: there is none
-	have    map[string]struct{} // the keys whose channels it was told to listen to
-	ended   chan error          // filled when nothing is read from it any more
-	left    atomic.Int32        // calls of the client that were left behind, or are under way
-	retryAt time.Time
+	locker *Locker
+	client subscriber
+	wake   chan struct{}
+	pubsub *redis.PubSub       // nil: there is none
+	have   map[string]struct{} // the keys whose channels it was told to listen to
+	ended  chan error          // filled when nothing is read from it any more
 }
 
 // run keeps the subscription as the lines want it, until none does.
@@ -265,11 +345,11 @@ func (h *hub) run() {
 	defer timer.Stop()
 	for {
 		now := time.Now()
-		want, idle := h.sweep(now)
+		want, idle, retryAt := h.sweep(now)
 		if want == nil {
 			return
 		}
-		if !now.Before(h.retryAt) {
+		if !now.Before(retryAt) {
 			if err := h.follow(want); err != nil {
 				h.fail(err)
 			}
@@ -279,7 +359,7 @@ func (h *hub) run() {
 			next = lingering
 		}
 		if h.pubsub == nil {
-			next = min(next, time.Until(h.retryAt))
+			next = min(next, max(time.Until(retryAt), time.Millisecond)) // it may have failed just now
 		}
 		timer.Reset(next)
 		select {
@@ -293,7 +373,7 @@ func (h *hub) run() {
 
 // sweep forgets lines that nobody has stood in for a while, and returns the keys to listen to: nil if there is none, and
 // then the next waiter starts another hub. idle: some are about to be forgotten.
-func (h *hub) sweep(now time.Time) (want map[string]struct{}, idle bool) {
+func (h *hub) sweep(now time.Time) (want map[string]struct{}, idle bool, retryAt time.Time) {
 	q := &h.locker.queues
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -315,7 +395,7 @@ func (h *hub) sweep(now time.Time) (want map[string]struct{}, idle bool) {
 	if want == nil {
 		q.hub = nil
 	}
-	return want, idle
+	return want, idle, q.retryAt
 }
 
 // follow has the subscription be about the given keys.
@@ -351,10 +431,11 @@ func (h *hub) change(pubsub *redis.PubSub, more, less []string) (*redis.PubSub, 
 		pubsub *redis.PubSub
 		err    error
 	}
-	if h.left.Load() >= mostInFlight {
+	left := &h.locker.queues.left
+	if left.Load() >= mostInFlight {
 		return nil, errDeaf
 	}
-	h.left.Add(1)
+	left.Add(1)
 	done := make(chan result, 1)
 	var given atomic.Bool // somebody has the result, or nobody wants it any more
 	go func() {
@@ -363,9 +444,9 @@ func (h *hub) change(pubsub *redis.PubSub, more, less []string) (*redis.PubSub, 
 			if v := recover(); v != nil {
 				r.err = fmt.Errorf("the client panicked: %v", v)
 			}
-			h.left.Add(-1)
+			left.Add(-1)
 			if (r.err != nil && pubsub == nil || !given.CompareAndSwap(false, true)) && r.pubsub != nil {
-				_ = r.pubsub.Close()
+				shut(r.pubsub)
 			}
 			done <- r
 		}()
@@ -375,8 +456,10 @@ func (h *hub) change(pubsub *redis.PubSub, more, less []string) (*redis.PubSub, 
 			r.pubsub = h.client.Subscribe(ctx) // sends nothing yet
 		}
 		r.err = nil
-		if len(more) > 0 {
-			r.err = r.pubsub.Subscribe(ctx, more...)
+		for _, channel := range more { // one by one, since one that may not be listened to has the whole command refused
+			if r.err = r.pubsub.Subscribe(ctx, channel); r.err != nil {
+				return
+			}
 		}
 		if r.err == nil && len(less) > 0 {
 			r.err = r.pubsub.Unsubscribe(ctx, less...)
@@ -396,33 +479,48 @@ func (h *hub) change(pubsub *redis.PubSub, more, less []string) (*redis.PubSub, 
 	return nil, errDeaf
 }
 
-// fail closes a subscription that does not work. The first time another follows at once.
+// fail closes a subscription that does not work, or no longer. The first time another follows at once.
 func (h *hub) fail(err error) {
 	h.close()
-	refused := isReply(err)
-	if !refused {
-		h.locker.lookAnew()
-	}
+	h.locker.lookAnew()
 	err = ofClient(err)
 	q := &h.locker.queues
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, l := range q.lines {
-		l.listening, l.granted = false, false
+		l.listening, l.lull = false, lull{}
 	}
-	q.failures++
-	if q.failures > 1 || refused {
+	now, pause := time.Now(), time.Duration(0)
+	switch {
+	case q.since.IsZero():
+		q.failures++
+	case now.Sub(q.since) < listenPatience:
+		q.flaps++
+	default:
+		q.flaps = 0
+	}
+	if q.flaps > 1 {
+		pause = min(listenBackoff<<min(q.flaps, mostShift), flapMost)
+	}
+	if q.failures > 0 {
 		h.locker.tellLocked(err)
-		pause := min(listenBackoff<<min(q.failures, mostListenShift), listenMost)
-		h.retryAt = time.Now().Add(h.locker.clock.jitter(pause, 0.5))
+		pause = min(listenBackoff<<min(q.failures, mostShift), listenMost)
 	}
+	q.since = time.Time{}
+	q.retryAt = now.Add(h.locker.clock.jitter(pause, 0.5))
 }
 
 func (h *hub) close() {
 	if h.pubsub != nil {
-		go func(p *redis.PubSub) { _ = p.Close() }(h.pubsub) // it waits for whatever is under way
+		go shut(h.pubsub) // it waits for whatever is under way
 	}
 	h.pubsub, h.have, h.ended = nil, nil, nil
+}
+
+// shut closes p, whatever that is.
+func shut(p *redis.PubSub) {
+	defer func() { _ = recover() }()
+	_ = p.Close()
 }
 
 // read reads from the subscription until it fails.
@@ -434,8 +532,9 @@ func (h *hub) read(pubsub *redis.PubSub, ended chan<- error) {
 		}
 		ended <- err
 	}()
-	// With a context that has ended go-redis does not connect anew by itself, which would be under a mutex that the hub
-	// needs, and lose what is published meanwhile without a word.
+	// With a context that has ended go-redis does not connect anew by itself (over TCP; with TLS, or a Dialer that does not
+	// ask the context, it does once, for nothing). It would be under a mutex that the hub needs, and what is published
+	// meanwhile would be lost without a word.
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	patience, timeout := listenQuiet, net.Error(nil)
@@ -451,6 +550,8 @@ func (h *hub) read(pubsub *redis.PubSub, ended chan<- error) {
 		switch {
 		case err == nil:
 			patience = listenQuiet
+		case isReply(err): // a channel that may not be listened to
+			h.refused(err)
 		case !errors.As(err, &timeout) || !timeout.Timeout():
 			return
 		case patience == listenPatience:
@@ -465,6 +566,14 @@ func (h *hub) read(pubsub *redis.PubSub, ended chan<- error) {
 	}
 }
 
+// refused: Redis does not let one of the channels be listened to.
+func (h *hub) refused(err error) {
+	q := &h.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	h.locker.tellLocked(err)
+}
+
 // hear has the head of a line look again.
 func (h *hub) hear(channel string, confirmed bool) {
 	q := &h.locker.queues
@@ -474,9 +583,11 @@ func (h *hub) hear(channel string, confirmed bool) {
 	if l == nil {
 		return
 	}
-	if confirmed {
+	if confirmed && l.wanted {
 		l.listening = true
-		q.failures, q.told = 0, false
+		if q.failures, q.told = 0, false; q.since.IsZero() {
+			q.since = time.Now()
+		}
 	}
 	if l.heard = true; l.head != nil {
 		l.head.ring()

@@ -274,7 +274,7 @@ func TestAClientThatCannotSubscribeIsToldOfOnceAndPolls(t *testing.T) {
 		for _, e := range r.all() {
 			if e.Kind == redislease.EventPolling {
 				n++
-				require.EqualError(t, e.Err, "redislease: subscribe: the client cannot subscribe")
+				require.EqualError(t, e.Err, "redislease: waiters are not woken: the client cannot subscribe")
 				require.Empty(t, e.Key)
 				require.EqualValues(t, -1, e.Fence)
 			}
@@ -481,4 +481,205 @@ func TestASlowHandshakeOfTheSubscriptionHoldsNobodyUp(t *testing.T) {
 	require.NoError(t, acquire(t, k, "others").Release())
 	require.NoError(t, held.Release())
 	require.NoError(t, (<-got).Release(), "by a poll")
+}
+
+// subscribing is a client whose subscriptions come from f.
+type subscribing struct {
+	redislease.RedisClient
+	f func(ctx context.Context, channels ...string) *redis.PubSub
+}
+
+func (s subscribing) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	return s.f(ctx, channels...)
+}
+
+func TestTheNextInLineFindsAKeyThatLapsesUnreleased(t *testing.T) {
+	for name, opts := range map[string][]redislease.Option{
+		"by default":     nil,
+		"with a backoff": {redislease.WithBackoff(func(int) time.Duration { return 10 * time.Millisecond })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bubbled) {
+				k := b.waiting()
+				held := b.acquire(k)
+				opts := append(opts, redislease.WithTTL(200*time.Millisecond), redislease.WithMaxHold(300*time.Millisecond))
+				got := make(chan time.Duration, 2)
+				for range 2 {
+					go func() {
+						_, err := k.Acquire(context.Background(), "orders", opts...)
+						require.NoError(t, err)
+						got <- b.now() // and it is never released
+					}()
+					synctest.Wait()
+				}
+				require.NoError(t, held.Release())
+				<-got
+				for b.get("orders") != "" {
+					time.Sleep(time.Millisecond)
+				}
+				lapsed := b.now()
+				require.LessOrEqual(t, <-got-lapsed, 26*time.Millisecond, "never later than its TTL and a tick")
+				time.Sleep(3 * time.Second)
+			})
+		})
+	}
+}
+
+func TestASubscriptionThatNeverLastsIsNotTriedInATightLoop(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		b.locker()
+		var opened atomic.Int32
+		k := newLocker(b, subscribing{b.client, func(ctx context.Context, _ ...string) *redis.PubSub {
+			opened.Add(1)
+			p := b.redis.Subscribe(ctx)
+			time.AfterFunc(time.Millisecond, func() { _ = p.Close() })
+			return p
+		}})
+		held := b.acquire(k)
+		begun := b.now()
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(10*time.Second))
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.Less(t, int(opened.Load()), 20)
+		require.Less(t, len(b.sent("settle", begun)), 40)
+		require.NoError(t, held.Release())
+		time.Sleep(10 * time.Second)
+	})
+}
+
+func TestWhoWaitsBehindOneThatFailsIsNotToldThatAnotherHoldsTheKey(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting(redislease.WithTTL(10 * time.Second))
+		b.operator.Set(context.Background(), "orders", "another's", 0)
+		errs := make(chan error, 3)
+		for range 3 {
+			go func() {
+				_, err := k.Acquire(context.Background(), "orders")
+				errs <- err
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(time.Second)
+		b.fault(func(what string, execute func() error) error {
+			if what == "settle" {
+				_ = execute()
+				return errReset
+			}
+			return execute()
+		})
+		for range 3 {
+			err := <-errs
+			require.ErrorIs(t, err, errReset)
+			require.NotErrorIs(t, err, redislease.ErrNotAcquired)
+		}
+		b.fault(nil)
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestWaitersWhoseTimeIsUpOneAfterAnotherCostNoTryEach(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting()
+		held := b.acquire(k, redislease.WithMaxHold(time.Hour))
+		begun := b.now()
+		var wg sync.WaitGroup
+		for range 1000 {
+			time.Sleep(10 * time.Millisecond)
+			wg.Go(func() {
+				_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(time.Second))
+				require.ErrorIs(t, err, redislease.ErrNotAcquired)
+			})
+		}
+		wg.Wait()
+		require.Less(t, len(b.sent("set", begun))+len(b.sent("settle", begun)), 30, "in eleven seconds")
+		require.NoError(t, held.Release())
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestASubscriptionThatCannotEvenBeClosedEndsNoProcess(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		b.locker()
+		k := newLocker(b, subscribing{b.client, func(context.Context, ...string) *redis.PubSub { return &redis.PubSub{} }})
+		held := b.acquire(k)
+		time.AfterFunc(time.Second, func() { require.NoError(t, held.Release()) })
+		l, err := k.Acquire(context.Background(), "orders")
+		require.NoError(t, err)
+		require.NoError(t, l.Release())
+		time.Sleep(10 * time.Second)
+	})
+}
+
+func TestAnObserverThatBlocksIsToldNothingMoreOfTheSubscription(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		b.locker()
+		var opened, blocked atomic.Int32
+		gate := make(chan struct{})
+		k := newLocker(b, subscribing{b.client, func(ctx context.Context, _ ...string) *redis.PubSub {
+			p := b.redis.Subscribe(ctx)
+			if opened.Add(1)%3 != 0 {
+				_ = p.Close() // it fails twice, and then works for a moment
+			} else {
+				time.AfterFunc(time.Millisecond, func() { _ = p.Close() })
+			}
+			return p
+		}}, redislease.WithObserver(func(_ context.Context, e redislease.Event) {
+			if e.Kind == redislease.EventPolling {
+				blocked.Add(1)
+				<-gate
+			}
+		}))
+		held := b.acquire(k, redislease.WithMaxHold(time.Hour))
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(time.Minute))
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.EqualValues(t, 1, blocked.Load())
+		close(gate)
+		require.NoError(t, held.Release())
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestAChannelThatIsDeniedDoesNotConcernTheOthers(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	order(t, s, "ACL", "SETUSER", "app", "on", ">p", "~*", "resetchannels", "&a:*", "+@all")
+	k := newLocker(t, connect(t, s.Addr(), func(o *redis.Options) { o.Username, o.Password = "app", "p" }), deaf)
+	other := newLocker(t, connect(t, s.Addr()))
+	held := acquire(t, other, "a:1")
+	acquire(t, other, "b:1")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	denied := make(chan error, 1)
+	go func() { _, err := k.Acquire(ctx, "b:1"); denied <- err }()
+	got := make(chan *redislease.Lease)
+	go func() {
+		l, err := k.Acquire(context.Background(), "a:1")
+		require.NoError(t, err)
+		got <- l
+	}()
+	redislease.AwaitListening(t, k, "a:1")
+	require.NoError(t, held.Release())
+	require.NoError(t, (<-got).Release())
+	cancel()
+	require.ErrorIs(t, <-denied, redislease.ErrNotAcquired)
+}
+
+func TestAUserWhoMayNotPublishIsToldOfItAndAsksForItsOwnKeys(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	order(t, s, "ACL", "SETUSER", "app", "on", ">p", "~*", "allchannels", "+@all", "-publish")
+	var r record
+	k := newLocker(t, connect(t, s.Addr(), func(o *redis.Options) { o.Username, o.Password = "app", "p" }), redislease.WithObserver(r.observe))
+	held := acquire(t, k, "orders")
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			require.NoError(t, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error { return nil }))
+		})
+	}
+	redislease.AwaitListening(t, k, "orders")
+	require.NoError(t, held.Release())
+	wg.Wait()
+	require.EqualError(t, r.wait(t, redislease.EventPolling).Err, "redislease: waiters are not woken: Redis refuses to publish releases")
+	order(t, s, "ACL", "SETUSER", "app", "+publish")
+	require.NoError(t, acquire(t, k, "orders").Release())
 }
