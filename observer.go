@@ -25,8 +25,9 @@ const (
 	EventLost
 	// EventReleased: a lease was released. Err is set if Redis refused the release or did not answer it.
 	EventReleased
-	// EventPolling: waiters of the Locker are not woken by releases, and find out by polling. Err says why. It is about
-	// no key, is delivered on a goroutine of its own, and comes once until it has worked again.
+	// EventPolling: waiters of the Locker, or those for some keys, are not woken by releases, or its own releases wake
+	// nobody; they find out by polling. Err says why. It is about no key, is delivered on a goroutine of its own, and
+	// comes once until a subscription has worked again.
 	EventPolling
 )
 
