@@ -85,10 +85,16 @@ type truth struct {
 	at   time.Time      // when it changed
 	open []*acquisition // under way, or with a lease that has not ended
 
-	greatest int64  // of the fences that were drawn
-	era      int    // counts the times that it fell back as documented
-	drawn    int    // fences, for the order of their grants
-	accepted *grant // whose write the place that checks fences has accepted last
+	greatest int64 // of the fences that were drawn
+	era      int   // counts the times that it fell back as documented
+	drawn    int   // fences, for the order of their grants
+	accepted draw  // that of the write which the place that checks fences has accepted last
+}
+
+// draw is a fence that was drawn. Those of one era are to grow in the order of the draws.
+type draw struct {
+	fence      int64
+	era, order int
 }
 
 // free is since when a key that is free has been.
@@ -119,9 +125,7 @@ type grant struct {
 	unclear   bool      // nobody can know from the answers whether it has taken the key
 	answered  time.Time // when the client returned from that command; zero: it has not
 	early     bool      // a settling script has asked about it, and its own command is yet to be called for
-	fence     int64     // that was drawn for it
-	era       int       // its fence is comparable to those of the same era
-	order     int       // of the grants with a fence
+	draws     []draw    // more than one if a hook sends its command twice, and the key is free again by then
 	robbed    bool      // the server was made to forget it, or to remember it: no promise holds
 	freed     bool      // a release deleted it
 	gone      bool      // the server has said so
@@ -190,7 +194,8 @@ type acquisition struct {
 	seen     int64 // the greatest fence of its process before it began
 	lease    *redislease.Lease
 	grant    *grant
-	releases int // calls of Release
+	draw     draw // that the lease has the fence of
+	releases int  // calls of Release
 	err      error
 	ends     []redislease.Event // of the acquisition
 	endedAt  time.Time          // when it was told of, which is before the caller is
@@ -444,7 +449,7 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 	o.hasFenceLocked(a)
 	if a.terms.fencing {
 		o.tally.Fenced++
-		a.p.seen = max(a.p.seen, a.grant.fence)
+		a.p.seen = max(a.p.seen, a.draw.fence)
 	}
 	left := time.Until(l.Until())
 	capped := a.grant.written.Add(a.terms.maxHold).Before(now.Add(a.terms.useful() / 3))
@@ -490,12 +495,16 @@ func (o *oracle) inTurnLocked(t *truth, a *acquisition, now time.Time) {
 
 // hasFenceLocked checks that a lease has the fence that was drawn for it.
 func (o *oracle) hasFenceLocked(a *acquisition) {
-	want := int64(-1)
-	if a.terms.fencing {
-		want = a.grant.fence
+	got := a.lease.Fence()
+	if a.draw.fence == 0 {
+		for _, d := range a.grant.draws {
+			if d.fence == got {
+				a.draw = d
+			}
+		}
 	}
-	if got := a.lease.Fence(); got != want {
-		o.violateLocked(a, wrongFence, "%d instead of %d", got, want)
+	if a.terms.fencing && got != a.draw.fence || !a.terms.fencing && got != -1 {
+		o.violateLocked(a, wrongFence, "%d of %v", got, a.grant.draws)
 	}
 }
 
@@ -513,43 +522,44 @@ func (o *oracle) fenced(r *request, took bool, before, after item, reply any) {
 		return
 	}
 	t.drawn++
-	g.fence, g.order = said[2].(int64), t.drawn
-	if after.value != strconv.FormatInt(g.fence, 10) {
-		o.violateLocked(g.a, wrongFence, "%v is kept for %d", after, g.fence)
+	d := draw{fence: said[2].(int64), order: t.drawn}
+	if after.value != strconv.FormatInt(d.fence, 10) {
+		o.violateLocked(g.a, wrongFence, "%v is kept for %d", after, d.fence)
 	}
-	if g.fence <= t.greatest {
+	if d.fence <= t.greatest {
 		// It may, if the latest is not kept any more, the clock is behind, and nobody in the process has seen it.
-		if before.value == strconv.FormatInt(t.greatest, 10) || r.now() > t.greatest || g.a.seen >= g.fence {
-			o.violateLocked(g.a, fellBack, "%d after %d; kept: %q, clock: %d, seen: %d", g.fence, t.greatest, before.value, r.now(), g.a.seen)
+		if before.value == strconv.FormatInt(t.greatest, 10) || r.now() > t.greatest || g.a.seen >= d.fence {
+			o.violateLocked(g.a, fellBack, "%d after %d; kept: %q, clock: %d, seen: %d", d.fence, t.greatest, before.value, r.now(), g.a.seen)
 		}
 		o.tally.FellBack++
 		t.era++
 	}
-	g.era, t.greatest = t.era, g.fence
+	d.era, t.greatest = t.era, d.fence
+	g.draws = append(g.draws, d)
 }
 
 // landed: a write under a lease has come to the place that checks fences.
 func (o *oracle) landed(a *acquisition) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	t, g := o.truthOf(a.key), a.grant
-	if !a.terms.fencing || g.order == 0 {
+	t, own := o.truthOf(a.key), a.draw
+	if !a.terms.fencing {
 		return
 	}
 	last := t.accepted
-	comparable := last != nil && last.era == g.era
-	if last != nil && a.lease.Fence() < last.a.lease.Fence() {
+	comparable := last.era == own.era
+	if own.fence < last.fence {
 		o.tally.Refused++
-		if comparable && g.order > last.order {
-			o.violateLocked(a, holderRefused, "%d after %d", a.lease.Fence(), last.a.lease.Fence())
+		if comparable && own.order > last.order {
+			o.violateLocked(a, holderRefused, "%v after %v", own, last)
 		}
 		return
 	}
 	o.tally.Landed++
-	if comparable && g.order < last.order {
-		o.violateLocked(a, staleAccepted, "%d after %d", a.lease.Fence(), last.a.lease.Fence())
+	if comparable && own.order < last.order {
+		o.violateLocked(a, staleAccepted, "%v after %v", own, last)
 	}
-	t.accepted = g
+	t.accepted = own
 }
 
 func (o *oracle) closeLocked(t *truth, a *acquisition) {
