@@ -909,9 +909,7 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 		a.ending = true // or the token of an unlucky grant is given back
 	}
 	if len(a.ends) == 0 && !a.ending {
-		if a.failing++; a.failing >= 2 {
-			a.p.failed[a.key] = c.at
-		}
+		a.failing++
 	}
 	if o.unbounded(a) && !a.over && a.failing > 40 && !a.yes {
 		o.violateLocked(a, neverGaveUp, "%d", a.failing)
@@ -1034,7 +1032,9 @@ func (o *oracle) answered(c *call, confirmed, refused bool, index int64, err err
 	defer o.mu.Unlock()
 	o.w.record(fmt.Sprintf("%s call %d of %d: yes: %v, error: %v", c.a.p.name, c.n, c.a.id, confirmed, err != nil))
 	no := refused && err == nil
-	c.a.pending--
+	if c.a.pending--; !confirmed && !no {
+		c.a.p.failed[c.a.key] = time.Now()
+	}
 	if (confirmed || no) && len(c.a.ends) == 0 && !c.a.ending && (c.what != whatRelease || len(c.tokens) == 0) {
 		c.a.failing = c.a.pending
 	}

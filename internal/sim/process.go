@@ -24,7 +24,7 @@ type process struct {
 	skews   []skew    // oldest first
 	dials   uint64
 	seen    int64                // the greatest fence of its leases; guarded by the oracle
-	failed  map[string]time.Time // when an acquisition of a key last failed again and again; guarded by the oracle
+	failed  map[string]time.Time // when a command about a key last failed; guarded by the oracle
 
 	partedUntil [2]time.Time // nothing gets through until then, by direction
 	partLoses   bool

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// leases is what a worker does in the scenario live.
+type leases struct {
+	renewEvery time.Duration
+	handles    []handle
+	keys       []string    // kept, like taken, since they are part of the baseline
+	taken      []time.Time // when each was acquired
+	baseline   census
+	lost       atomic.Int64 // renewals here that failed
+
+	// For those that do not renew themselves.
+	stop     chan struct{} // closed before the leases are released
+	renewing sync.WaitGroup
+}
+
+const (
+	takers     = 64   // goroutines that take and release the leases
+	mostFailed = 1000 // tries that are made up for
+)
+
+// liveKey is the key of the i-th lease; liveIndex finds it in a line of MONITOR.
+const (
+	livePrefix = "bench:live:"
+	liveDigits = 7
+)
+
+func liveKey(i int) string { return fmt.Sprintf("%s%0*d", livePrefix, liveDigits, i) }
+
+// take takes r.N leases and keeps them.
+func (l *leases) take(ctx context.Context, c client, r request) (answer reply, err error) {
+	l.handles, l.keys, l.taken, l.stop = make([]handle, r.N), make([]string, r.N), make([]time.Time, r.N), make(chan struct{})
+	for i := range l.keys {
+		l.keys[i] = liveKey(i)
+	}
+	l.baseline = l.census()
+	var failures atomic.Int64
+	answer.At = time.Now()
+	err = inParallel(r.N, func(i int) error {
+		h, err := c.tryAcquire(ctx, l.keys[i])
+		for ; err != nil; h, err = c.tryAcquire(ctx, l.keys[i]) { // an overload, which the next try may escape
+			if failures.Add(1) > mostFailed {
+				return err
+			}
+		}
+		l.handles[i], l.taken[i] = h, time.Now()
+		if renewed, ok := h.(renewer); ok {
+			l.renewing.Go(func() { l.renew(ctx, renewed) })
+		}
+		return nil
+	})
+	answer.Took, answer.Taken = time.Since(answer.At), l.taken
+	answer.Failures = int(failures.Load())
+	return answer, err
+}
+
+// renew does what users of a library without a watchdog write.
+func (l *leases) renew(ctx context.Context, h renewer) {
+	ticker := time.NewTicker(l.renewEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-ticker.C:
+			if h.renew(ctx) != nil {
+				l.lost.Add(1)
+			}
+		}
+	}
+}
+
+func (l *leases) releaseAll(ctx context.Context) (answer reply) {
+	close(l.stop)
+	l.renewing.Wait()
+	answer.At = time.Now()
+	var failures atomic.Int64
+	_ = inParallel(len(l.handles), func(i int) error {
+		if l.handles[i].release(ctx) != nil {
+			failures.Add(1)
+		}
+		return nil
+	})
+	answer.Took, answer.Failures = time.Since(answer.At), int(failures.Load())
+	l.handles = nil
+	return answer
+}
+
+// census counts what this process has, less what it had before it took the leases.
+func (l *leases) census() census {
+	c := census{Goroutines: runtime.NumGoroutine() - l.baseline.Goroutines, Lost: int(l.lost.Load())}
+	for _, h := range l.handles {
+		_, renewedHere := h.(renewer) // and perhaps right now, which not every library allows beside other calls
+		if v, ok := h.(validator); ok && !renewedHere && !v.valid() {
+			c.Lost++
+		}
+	}
+	runtime.GC()
+	runtime.GC() // what a sync.Pool has kept from the first
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	c.Heap, c.Stack = float64(m.HeapAlloc)-l.baseline.Heap, float64(m.StackInuse)-l.baseline.Stack
+	return c
+}
+
+// inParallel calls f for each number below n and joins what it returns.
+func inParallel(n int, f func(i int) error) error {
+	var next atomic.Int64
+	errs := make([]error, takers)
+	var wg sync.WaitGroup
+	for g := range takers {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n && errs[g] == nil; i = int(next.Add(1)) - 1 {
+				errs[g] = f(i)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
