@@ -606,8 +606,7 @@ func (o *oracle) refusedLocked(a *acquisition) {
 	case errors.Is(err, redislease.ErrLost) || errors.Is(err, redislease.ErrReleased):
 		o.violateLocked(a, wrongError, "%v", err)
 	}
-	inLine := a.calls == 0 && a.p.failed[a.key].After(a.start.Add(-4*ttlMost)) // behind one that has failed
-	if o.unbounded(a) && !contextual && a.ctx.Err() == nil && !a.yes && a.failing < 2 && !inLine {
+	if o.unbounded(a) && !contextual && a.ctx.Err() == nil && !a.yes && a.failing < 2 && !o.behindFailure(a) {
 		o.violateLocked(a, gaveUpEarly, "after %d: %v", a.failing, err)
 	}
 	untold, unclear := a.yes || a.hooked, false // tokens without an answer of their own, and without any
@@ -643,6 +642,22 @@ func (o *oracle) refusedLocked(a *acquisition) {
 			o.violateLocked(a, calmTroubled, "%v", err)
 		}
 	}
+}
+
+// behindFailure: a has stood behind one of its process whose commands failed, or were not answered.
+func (o *oracle) behindFailure(a *acquisition) bool {
+	if a.calls > 0 {
+		return false
+	}
+	if a.p.failed[a.key].After(a.start.Add(-4 * ttlMost)) {
+		return true
+	}
+	for _, other := range o.all {
+		if other.p == a.p && other.key == a.key && other.waiting && other.pending > 0 && other.start.Before(a.start) {
+			return true
+		}
+	}
+	return false
 }
 
 // ownLocked checks that the key did not hold a token of an acquisition that says that it took nothing.
