@@ -19,7 +19,7 @@ import (
 var simBuilds = flag.Bool("sim.builds", false, "run the tests of the simulation that build the library anew, some of them broken on purpose")
 
 // mutantSeeds is how many worlds a mutant may survive at most.
-const mutantSeeds = 200
+const mutantSeeds = 1000
 
 // mutant is the library with one thing wrong.
 type mutant struct {
