@@ -92,7 +92,7 @@ const (
 var (
 	errCannotSubscribe = errors.New("the client cannot subscribe")
 	errDeaf            = errors.New("the subscription is silent")
-	errUnheard         = errors.New("Redis refuses to publish releases")
+	errUnheard         = errors.New("releases are not published: Redis refuses it")
 )
 
 // join puts a at the end of the line for its key.

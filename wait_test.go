@@ -679,7 +679,7 @@ func TestAUserWhoMayNotPublishIsToldOfItAndAsksForItsOwnKeys(t *testing.T) {
 	redislease.AwaitListening(t, k, "orders")
 	require.NoError(t, held.Release())
 	wg.Wait()
-	require.EqualError(t, r.wait(t, redislease.EventPolling).Err, "redislease: waiters are not woken: Redis refuses to publish releases")
+	require.EqualError(t, r.wait(t, redislease.EventPolling).Err, "redislease: waiters are not woken: releases are not published: Redis refuses it")
 	order(t, s, "ACL", "SETUSER", "app", "+publish")
 	require.NoError(t, acquire(t, k, "orders").Release())
 }
