@@ -29,7 +29,7 @@ import (
 // decides: that is an asking. After the decision an answer looks after itself.
 type asking struct {
 	*acquisition
-	place
+	place    *place        // in line; nil: in none
 	waiting  bool          // for a holder or for Redis: Acquire and Do
 	inFlight []*command    // sent, and their answer not yet taken
 	taking   []*command    // may have taken the key, or may yet; oldest first

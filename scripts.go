@@ -258,9 +258,9 @@ type command struct {
 	code int64 // renew, release: what the script returned. settle: the PTTL in ms, or the fence: noFence: not to be had; 0: none
 	err  error // with failed and unknown
 
-	made      redis.Cmder // what go-redis was given
-	writes    int32       // how often it was really written, where it may have been executed; guarded by mu, like withdrawn
-	withdrawn bool        // it is written no more
+	writes    int32 // how often it was really written, where it may have been executed; guarded by mu, like withdrawn
+	withdrawn bool  // it is written no more
+	refused   bool  // the latest write was answered by a node that did not execute it; guarded by mu
 	verdict   verdict
 	kind      kind
 	beside    bool  // it is sent beside one that is silent
@@ -297,6 +297,46 @@ type (
 func (onceBool) NoRetry() bool { return true }
 func (once) NoRetry() bool     { return true }
 
+// These are for a client of a Redis Cluster, which sends a command on to another node if the first one refuses it, and
+// tells the command of that refusal. Whether there was one cannot be asked later: a client that pipelines would wait.
+type (
+	sentOnBool struct {
+		onceBool
+		of *command
+	}
+	sentOn struct {
+		once
+		of *command
+	}
+)
+
+func (s sentOnBool) SetErr(err error) {
+	s.of.refusedBy(err)
+	s.onceBool.SetErr(err)
+}
+
+func (s sentOn) SetErr(err error) {
+	s.of.refusedBy(err)
+	s.once.SetErr(err)
+}
+
+// refusedBy takes note of what became of the latest write.
+func (c *command) refusedBy(err error) {
+	refused := notExecuted(err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refused = refused
+}
+
+// sendsOn: the client may send a command on to another node.
+func (k *Locker) sendsOn() bool {
+	_, ok := k.client.(reloader)
+	return ok
+}
+
+// reloader is a client of a Redis Cluster.
+type reloader interface{ ReloadState(ctx context.Context) }
+
 // run executes c and tells its owner. It belongs on a goroutine that can be left behind, whatever the client does.
 func (c *command) run() {
 	err := errGoexit
@@ -322,7 +362,7 @@ func (c *command) run() {
 // every ten seconds only. go-redis sees to it that it is not done too often; a wrapper that blocks or panics there holds
 // nothing up.
 func (k *Locker) lookAnew() {
-	if cluster, ok := k.client.(interface{ ReloadState(context.Context) }); ok {
+	if cluster, ok := k.client.(reloader); ok {
 		go func() {
 			defer func() { _ = recover() }()
 			cluster.ReloadState(context.Background())
@@ -335,8 +375,11 @@ func (k *Locker) lookAnew() {
 func (c *command) process() error {
 	if c.kind == kindSet {
 		cmd := redis.NewBoolCmd(c, c.arguments()...)
-		c.made = cmd
-		processed := c.locker.client.Process(c, onceBool{cmd})
+		given := redis.Cmder(onceBool{cmd})
+		if c.locker.sendsOn() {
+			given = sentOnBool{onceBool{cmd}, c}
+		}
+		processed := c.locker.client.Process(c, given)
 		acquired, err := cmd.Result()
 		if c.verdict = no; acquired {
 			c.verdict = yes
@@ -344,8 +387,11 @@ func (c *command) process() error {
 		return firstError(err, processed)
 	}
 	cmd := redis.NewCmd(c, c.arguments()...)
-	c.made = cmd
-	processed := c.locker.client.Process(c, once{cmd})
+	given := redis.Cmder(once{cmd})
+	if c.locker.sendsOn() {
+		given = sentOn{once{cmd}, c}
+	}
+	processed := c.locker.client.Process(c, given)
 	reply, err := cmd.Result()
 	if err = firstError(err, processed); err != nil {
 		return err
@@ -577,9 +623,10 @@ func (c *command) MarshalBinary() ([]byte, error) {
 	now, ok := c.owner.wanted(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.writes > 0 && notExecuted(c.made.Err()) { // MOVED or ASK: it goes to another node
+	if c.writes > 0 && c.refused { // MOVED or ASK: it goes to another node
 		c.writes--
 	}
+	c.refused = false
 	c.withdrawn = c.withdrawn || !ok && c.writes == 0
 	if !ok || c.withdrawn {
 		return stampZero, nil

@@ -47,7 +47,7 @@ type queues struct {
 
 // line is the waiters for one key. Its Locker's queues.mu guards it.
 type line struct {
-	head, tail *asking
+	head, tail *place
 	heard      bool      // something that no command has followed yet
 	wanted     bool      // its channel is to be listened to
 	listening  bool      // Redis has confirmed that
@@ -71,8 +71,9 @@ type lull struct {
 
 // place is a waiter's place in a line.
 type place struct {
+	*target
 	line          *line
-	ahead, behind *asking
+	ahead, behind *place
 	endless       bool // it has no bound
 	hopeless      bool // the head has failed so often that whoever has no bound gives up
 }
@@ -108,35 +109,36 @@ func (q *queues) join(a *asking) {
 		}
 		q.lines[key] = l
 	}
-	a.place = place{line: l, ahead: l.tail, endless: endless}
-	if l.tail == nil {
-		l.head = a
+	p := &place{target: a.target, line: l, ahead: l.tail, endless: endless}
+	if a.place = p; l.tail == nil {
+		l.head = p
 	} else {
-		l.tail.behind = a
+		l.tail.behind = p
 	}
-	l.tail = a
+	l.tail = p
 }
 
 // leave takes a out of its line, from any place, and has the next be the head if a was. granted: it has the key.
 func (q *queues) leave(a *asking, granted bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	l := a.line
-	if l == nil {
+	p := a.place
+	if p == nil {
 		return
 	}
-	head := l.head == a
-	if a.ahead == nil {
-		l.head = a.behind
+	a.place = nil
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := p.line
+	head := l.head == p
+	if p.ahead == nil {
+		l.head = p.behind
 	} else {
-		a.ahead.behind = a.behind
+		p.ahead.behind = p.behind
 	}
-	if a.behind == nil {
-		l.tail = a.ahead
+	if p.behind == nil {
+		l.tail = p.ahead
 	} else {
-		a.behind.ahead = a.ahead
+		p.behind.ahead = p.ahead
 	}
-	a.place = place{}
 	if granted {
 		l.learnt(answerHeld, nil)
 	}
@@ -183,8 +185,8 @@ func (a *asking) attend() error {
 	for {
 		now := a.now()
 		q.mu.Lock()
-		l := a.line
-		head, hopeless := l.head == a, a.hopeless
+		l := a.place.line
+		head, hopeless := l.head == a.place, a.place.hopeless
 		a.last, a.lastErr = l.last, l.lastErr
 		if a.last == answerHeld {
 			a.heldAt = min(a.heldAt, max(0, now-time.Since(l.heldAt)))
@@ -235,18 +237,18 @@ func (a *asking) goOn(now time.Duration, l lull) {
 
 // share has those behind a know what it has learnt.
 func (a *asking) share() {
+	if a.place == nil {
+		return
+	}
 	q := &a.locker.queues
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if a.line == nil {
-		return
-	}
 	if a.last != answerNone {
-		a.line.learnt(a.last, a.lastErr)
+		a.place.line.learnt(a.last, a.lastErr)
 	}
 	if a.failures >= mostFailures {
-		a.line.lastErr = a.lastErr
-		for w := a.behind; w != nil; w = w.behind {
+		a.place.line.lastErr = a.lastErr
+		for w := a.place.behind; w != nil; w = w.behind {
 			if w.endless {
 				w.hopeless = true
 				w.ring()
@@ -257,23 +259,27 @@ func (a *asking) share() {
 
 // news returns whether something was heard that no command has followed yet. One has to be sent now.
 func (a *asking) news() bool {
+	if a.place == nil {
+		return false
+	}
 	q := &a.locker.queues
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if a.line == nil || !a.line.heard {
-		return false
-	}
-	a.line.heard = false
-	return true
+	heard := a.place.line.heard
+	a.place.line.heard = false
+	return heard
 }
 
 // listen sees to it that releases of a's key will be heard of.
 func (a *asking) listen() {
+	if a.place == nil {
+		return
+	}
 	k := a.locker
 	q := &k.queues
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if a.line == nil || a.line.wanted {
+	if a.place.line.wanted {
 		return
 	}
 	client, ok := k.client.(subscriber)
@@ -281,7 +287,7 @@ func (a *asking) listen() {
 		k.tellLocked(errCannotSubscribe)
 		return
 	}
-	if a.line.wanted = true; q.hub != nil {
+	if a.place.line.wanted = true; q.hub != nil {
 		signal(q.hub)
 		return
 	}

@@ -496,6 +496,13 @@ func (c *recorder) Process(ctx context.Context, cmd redis.Cmder) error {
 	return err
 }
 
+// ReloadState is what tells that the client sends commands on to other nodes.
+func (c *recorder) ReloadState(ctx context.Context) {
+	if cluster, ok := c.RedisClient.(*redis.ClusterClient); ok {
+		cluster.ReloadState(ctx)
+	}
+}
+
 // fenced returns the arguments of what was sent, but for the first n.
 func (c *recorder) fenced(n int) [][]any {
 	c.mu.Lock()
