@@ -359,7 +359,7 @@ func TestAUserWithTheLeastRightsHoldsFencedLeases(t *testing.T) {
 		t.Run(right, func(t *testing.T) {
 			rounds(t, func(r *round) {
 				s := redistest.Start(r)
-				r.do(s, append(slices.Clone(least), right)...)
+				r.do(s, append(slices.Clone(least), right, "+publish", "&app:*")...) // or each release is in the log
 				e := single(s.Addr())
 				e.Username, e.Password = "least", "secret"
 				client := r.operator(e)
