@@ -71,7 +71,9 @@ func (c *client) Process(ctx context.Context, cmd redis.Cmder) error {
 		yes, index := isYes(cmd, w, err)
 		o.answered(called, yes, isNo(cmd, w, err), index, err)
 	}()
-	err = c.process(ctx, cmd, a, x)
+	if err = c.process(ctx, cmd, a, x); ctx.Err() != nil {
+		time.Sleep(x.between(1, time.Microsecond)) // or all commands of an acquisition end at the instant at which its context does
+	}
 	return err
 }
 

@@ -44,6 +44,8 @@ type conn struct {
 	deadline time.Time
 	timer    *time.Timer // wakes a reader at the deadline
 	held     []func()    // what arrived while the process stood still
+	listens  bool        // it is a subscription
+	unsent   [][]byte    // what a subscription would have written meanwhile
 	catching bool        // that is being handed over: a reader gets what has arrived before it is told the time
 
 	// One for each direction, up first.
@@ -77,15 +79,48 @@ func (w *world) dial(p *process) *conn {
 // Write implements [net.Conn].
 func (c *conn) Write(b []byte) (int, error) {
 	if subscribes(b) {
+		c.mu.Lock()
+		c.listens = true
+		c.mu.Unlock()
 		// go-redis writes these under a mutex that whoever reads from the subscription needs: no time may pass.
-		if left := c.p.left(); left > 0 {
-			b := append([]byte(nil), b...)
-			time.AfterFunc(left+c.salt(), func() { _, _ = c.Write(b) })
+		if c.postponed(b) {
 			return len(b), nil
 		}
 	} else {
 		c.p.gate()
 	}
+	return c.write(b)
+}
+
+// postponed keeps what a process that stands still would write, until it goes on, in order.
+func (c *conn) postponed(b []byte) bool {
+	left := c.p.left()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if left == 0 && len(c.unsent) == 0 {
+		return false
+	}
+	if c.unsent = append(c.unsent, append([]byte(nil), b...)); len(c.unsent) == 1 {
+		time.AfterFunc(left+c.salt(), c.writeUnsent)
+	}
+	return true
+}
+
+func (c *conn) writeUnsent() {
+	if left := c.p.left(); left > 0 {
+		time.AfterFunc(left+c.salt(), c.writeUnsent)
+		return
+	}
+	c.mu.Lock()
+	unsent := c.unsent
+	c.unsent = nil
+	c.mu.Unlock()
+	for _, b := range unsent {
+		_, _ = c.write(b)
+	}
+}
+
+func (c *conn) write(b []byte) (int, error) {
 	now := time.Now()
 	c.mu.Lock()
 	dead := c.closed || c.reset
@@ -180,8 +215,13 @@ func (c *conn) unhold() {
 	c.mu.Lock()
 	held := c.held
 	c.held, c.catching = nil, true
+	listens := c.listens
 	c.mu.Unlock()
-	for _, f := range held {
+	for i, f := range held {
+		if listens && i > 0 { // what is heard at one instant is followed by one try or by two
+			time.AfterFunc(time.Duration(i)*5*time.Microsecond, f)
+			continue
+		}
 		f()
 	}
 	c.mu.Lock()
