@@ -965,7 +965,8 @@ func (o *oracle) calling(a *acquisition, w what, tokens []string, manual bool) *
 		if !manual {
 			o.besideLocked(g, c.at)
 		}
-		if a.ctx.Err() != nil && !manual && !a.p.stood(c.at.Add(-time.Millisecond), 0) {
+		justNow := !a.ctxEnd.IsZero() && c.at.Sub(a.ctxEnd) < slack // it was sent off before
+		if a.ctx.Err() != nil && !manual && !justNow && !a.p.stood(c.at.Add(-time.Millisecond), 0) {
 			o.violateLocked(a, renewedForNobody, "%v", context.Cause(a.ctx))
 		}
 		if n := a.terms.maxRenewals; n >= 0 && g.confirmed >= n && !manual {
