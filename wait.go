@@ -556,7 +556,7 @@ func (h *hub) read(pubsub *redis.PubSub, ended chan<- error) {
 		switch {
 		case err == nil:
 			patience = listenQuiet
-		case isReply(err): // a channel that may not be listened to
+		case redis.HasErrorPrefix(err, "NOPERM"): // a channel that may not be listened to; any other reply is about them all
 			h.refused(err)
 		case !errors.As(err, &timeout) || !timeout.Timeout():
 			return
