@@ -23,11 +23,14 @@ type faulty struct {
 	*world
 	server *redistest.Server
 	proxy  *faultproxy.Proxy
+
+	shared      bool // see hold
+	connections int  // see warm
 }
 
 func newFaulty(t *testing.T) *faulty {
 	server := redistest.Start(t)
-	return &faulty{newWorld(t, server.Addr()), server, faultproxy.Start(t, server.Addr())}
+	return &faulty{world: newWorld(t, server.Addr()), server: server, proxy: faultproxy.Start(t, server.Addr())}
 }
 
 // connect returns a client that reaches the server through the proxy.
@@ -114,7 +117,7 @@ func TestAnAcquisitionThatLosesAReplyInAnyWayAtAnyStep(t *testing.T) {
 				for name, opts := range map[string][]redislease.LockerOption{"": nil, " with a fence": {redislease.WithFencing()}} {
 					t.Run(step+" "+way+name, func(t *testing.T) {
 						t.Parallel()
-						f := &faulty{&world{T: t, addr: f.addr, operator: f.operator}, f.server, faultproxy.Start(t, f.server.Addr())}
+						f := &faulty{world: &world{T: t, addr: f.addr, operator: f.operator}, server: f.server, proxy: faultproxy.Start(t, f.server.Addr())}
 						f.loseOne(step, ttl, actions, opts)
 					})
 				}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -16,12 +17,14 @@ import (
 )
 
 // The tests here are about the promise itself, on a real server and with go-redis' defaults: the context ends before
-// the key can go to somebody else. They run one scenario with many leases at once, each on a client of its own.
+// the key can go to somebody else. They run one scenario with many leases at once: some on a client of their own each,
+// or many of one Locker, whose renewals go out together.
 
 const (
 	holdTTL    = 3 * time.Second
 	holdMargin = holdTTL / 10
-	holdLeases = 20
+	holdApart  = 20
+	holdShared = 150
 )
 
 // lateness watches how late this machine's timers are.
@@ -94,12 +97,28 @@ func (f *faulty) holdMany(trouble func()) []*holder {
 }
 
 func (f *faulty) hold() (holders []*holder) {
-	for i := range holdLeases {
+	n, locker := holdApart, func() *redislease.Locker { return f.locker(redislease.WithTTL(holdTTL)) }
+	if f.shared {
+		client := f.connect(func(o *redis.Options) { o.PoolSize = 4 * holdShared })
+		f.warm(client)
+		k := newLocker(f, client, redislease.WithTTL(holdTTL))
+		n, locker = holdShared, func() *redislease.Locker { return k }
+	}
+	for i := range n {
 		h := &holder{key: fmt.Sprintf("orders:%d", i)}
-		h.lease = acquire(f, f.locker(redislease.WithTTL(holdTTL)), h.key)
+		h.lease = acquire(f, locker(), h.key)
 		holders = append(holders, h)
 	}
 	return holders
+}
+
+// warm gives a client as many connections as f says that have their handshake behind them.
+func (f *faulty) warm(client *redis.Client) {
+	for range f.connections {
+		conn := client.Conn()
+		defer func() { _ = conn.Close() }()
+		require.NoError(f, conn.Ping(context.Background()).Err())
+	}
 }
 
 // checkInTime checks that each context ended before its key could expire, and that nothing was sent afterwards.
@@ -150,7 +169,7 @@ func (f *faulty) undisturbed(holders []*holder) {
 }
 
 func TestTheContextEndsBeforeTheKeyCanExpire(t *testing.T) {
-	scenarios := map[string]func(t *testing.T){
+	scenarios := map[string]func(f *faulty, machine *lateness){
 		"Redis stands still":             whileRedisStandsStill,
 		"requests are held back":         whileRequestsAreHeldBack,
 		"requests and replies get lost":  whileTheNetworkIsABlackHole,
@@ -161,16 +180,23 @@ func TestTheContextEndsBeforeTheKeyCanExpire(t *testing.T) {
 		"Redis refuses for half a TTL":   whileRedisRefusesForAWhile,
 		"connections are reset all over": whileConnectionsAreReset,
 	}
-	for name, scenario := range scenarios {
+	run := func(name string, shared bool, scenario func(f *faulty, machine *lateness)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			scenario(t)
+			f := newFaulty(t)
+			f.shared = shared
+			scenario(f, watchLateness(t))
 		})
+	}
+	for name, scenario := range scenarios {
+		run(name, false, scenario)
+	}
+	for _, name := range []string{"Redis stands still", "requests and replies get lost", "replies are late by 0.2-0.5", "connections are reset all over"} {
+		run(name+", for leases of one Locker", true, scenarios[name])
 	}
 }
 
-func whileRedisStandsStill(t *testing.T) {
-	f, machine := newFaulty(t), watchLateness(t)
+func whileRedisStandsStill(f *faulty, machine *lateness) {
 	f.Cleanup(f.server.Resume)
 	holders := f.holdMany(f.server.Pause)
 	f.server.Resume()
@@ -179,22 +205,20 @@ func whileRedisStandsStill(t *testing.T) {
 	f.undisturbed(holders)
 }
 
-func whileRequestsAreHeldBack(t *testing.T) {
-	f, machine := newFaulty(t), watchLateness(t)
+func whileRequestsAreHeldBack(f *faulty, machine *lateness) {
 	holders := f.holdMany(func() { f.proxy.SetRequests(faultproxy.Hold) })
 	f.takeOver(holders)
 	f.proxy.Clear()
 	// What was held back arrives under the next holder.
 	for _, h := range holders {
 		n := f.proxy.Count(command("renew", h.key))
-		f.proxy.WaitForN(t, command("renew", h.key).And(faultproxy.Forwarded), n, patience)
+		f.proxy.WaitForN(f, command("renew", h.key).And(faultproxy.Forwarded), n, patience)
 	}
 	f.checkInTime(holders, machine)
 	f.undisturbed(holders)
 }
 
-func whileTheNetworkIsABlackHole(t *testing.T) {
-	f, machine := newFaulty(t), watchLateness(t)
+func whileTheNetworkIsABlackHole(f *faulty, machine *lateness) {
 	holders := f.holdMany(f.proxy.BlackHole)
 	release(holders, func(h *holder, err error) {
 		assert.ErrorIs(f, err, redislease.ErrUnconfirmed)
@@ -205,8 +229,7 @@ func whileTheNetworkIsABlackHole(t *testing.T) {
 	f.undisturbed(holders)
 }
 
-func whileRepliesGetLost(t *testing.T) {
-	f, machine := newFaulty(t), watchLateness(t)
+func whileRepliesGetLost(f *faulty, machine *lateness) {
 	holders := f.holdMany(func() { f.proxy.SetReplies(faultproxy.Drop) })
 	f.takeOver(holders)
 	f.checkInTime(holders, machine)
@@ -215,9 +238,9 @@ func whileRepliesGetLost(t *testing.T) {
 }
 
 // whileRepliesAreLate delays every reply by a random part of the TTL. Up to half of it no lease is lost.
-func whileRepliesAreLate(least, most float64) func(t *testing.T) {
-	return func(t *testing.T) {
-		f, machine := newFaulty(t), watchLateness(t)
+func whileRepliesAreLate(least, most float64) func(f *faulty, machine *lateness) {
+	return func(f *faulty, machine *lateness) {
+		f.connections = 3 * holdShared // a late reply keeps its connection busy, and the handshake of a new one is late, too
 		delay := func() time.Duration {
 			return time.Duration((least + (most-least)*rand.Float64()) * float64(holdTTL))
 		}
@@ -243,10 +266,10 @@ func whileRepliesAreLate(least, most float64) func(t *testing.T) {
 				lost = append(lost, h)
 			}
 		}
-		t.Logf("%d of %d lost", len(lost), len(holders))
+		f.Logf("%d of %d lost", len(lost), len(holders))
 		if most <= 0.5 {
-			require.Empty(t, lost)
-			release(holders, func(_ *holder, err error) { assert.NoError(t, err) })
+			require.Empty(f, lost)
+			release(holders, func(_ *holder, err error) { assert.NoError(f, err) })
 			return
 		}
 		f.takeOver(lost)
@@ -275,27 +298,24 @@ func release(holders []*holder, check func(h *holder, err error)) {
 	wg.Wait()
 }
 
-func whileOpenConnectionsAreSilent(t *testing.T) {
-	f := newFaulty(t)
+func whileOpenConnectionsAreSilent(f *faulty, _ *lateness) {
 	f.held(func(over <-chan time.Time) {
 		f.proxy.Silence()
 		<-over
 	})
 }
 
-func whileRedisRefusesForAWhile(t *testing.T) {
-	f := newFaulty(t)
+func whileRedisRefusesForAWhile(f *faulty, _ *lateness) {
 	f.held(func(over <-chan time.Time) {
 		rule := f.proxy.On(faultproxy.Command("EVAL")).Do(faultproxy.AnswerError("LOADING Redis is loading the dataset in memory"))
 		time.Sleep(holdTTL / 2)
-		require.Positive(t, rule.Hits())
+		require.Positive(f, rule.Hits())
 		f.proxy.Clear()
 		<-over
 	})
 }
 
-func whileConnectionsAreReset(t *testing.T) {
-	f := newFaulty(t)
+func whileConnectionsAreReset(f *faulty, _ *lateness) {
 	f.held(func(over <-chan time.Time) {
 		for {
 			select {

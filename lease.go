@@ -484,7 +484,11 @@ func (l *Lease) sendLocked(ctx context.Context, now time.Duration, waiter chan s
 	c.began, c.manual, c.waiter = now, waiter != nil, waiter
 	c.beside = len(l.flights) > 0
 	l.flights = append(l.flights, c)
-	go c.run()
+	if waiter == nil && !c.beside && l.schedule.tries == 0 {
+		l.locker.batches.add(c)
+	} else {
+		go c.run()
+	}
 	return c
 }
 
@@ -523,7 +527,10 @@ func (l *Lease) answered(c *command) {
 	if f.ended != nil {
 		l.cancel(f.ended)
 	}
-	if f.deliver {
+	switch {
+	case f.deliver && c.batched:
+		go l.deliverAll()
+	case f.deliver:
 		l.deliverAll()
 	}
 }
@@ -541,11 +548,11 @@ func (l *Lease) learnLocked(now time.Duration, c *command) found {
 		return found{}
 	case c.verdict == yes:
 		left := l.schedule.trust - now
-		l.schedule.confirm(c.sentTime(), l.locker.clock.random())
-		l.lastErr = nil
 		if !c.manual {
 			l.schedule.count++
 		}
+		l.schedule.confirm(c.sentTime(), l.locker.clock.random())
+		l.lastErr = nil
 		return found{deliver: l.pushLocked(Event{Kind: EventRenewed, Left: left})}
 	case c.verdict == no:
 		return l.loseLocked(now, reasonOf(c), nil)

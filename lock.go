@@ -91,6 +91,7 @@ type Locker struct {
 	fences  atomic.Int64            // see remember
 	quiet   atomic.Bool             // releases are not published: the server refuses scripts that do
 	queues  queues
+	batches batches
 }
 
 // New returns a Locker that works through client. It sends nothing: the first acquisition finds out whether the server
@@ -113,7 +114,9 @@ func New(client RedisClient, opts ...LockerOption) (*Locker, error) {
 	if err := c.resolve(); err != nil {
 		return nil, fmt.Errorf("redislease: new: %w", err)
 	}
-	return &Locker{client: client, config: &c, clock: systemClock}, nil
+	k := &Locker{client: client, config: &c, clock: systemClock}
+	k.batches.pipeline = pipelined(client)
+	return k, nil
 }
 
 // usable refuses clients on which leases cannot work.

@@ -28,7 +28,8 @@ func (p patient) Run() int {
 	stacks := make([]byte, 16<<20)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		n := runtime.Stack(stacks, true)
-		if !bytes.Contains(stacks[:n], []byte("redislease.(*command).run")) && !bytes.Contains(stacks[:n], []byte("redislease.(*hub).")) {
+		if !bytes.Contains(stacks[:n], []byte("redislease.(*command).run")) && !bytes.Contains(stacks[:n], []byte("redislease.(*hub).")) &&
+			!bytes.Contains(stacks[:n], []byte("redislease.(*batches).run")) {
 			break
 		}
 	}

@@ -116,7 +116,7 @@ var mutants = []mutant{
 		edits:  []edit{{"lease.go", "	case verdict == yes:\n		return nil\n	case verdict == failed && c.err != errWithdrawn:", "	case verdict != no:\n		return nil\n	case verdict == failed && c.err != errWithdrawn:"}},
 		caught: []string{"Renew returned nil without a confirmation sent after the call"}},
 	{name: "a renewal changes the fence",
-		edits:  []edit{{"lease.go", "		l.lastErr = nil\n		if !c.manual {", "		l.lastErr = nil\n		l.fence++\n		if !c.manual {"}},
+		edits:  []edit{{"lease.go", "		l.lastErr = nil\n		return", "		l.lastErr = nil\n		l.fence++\n		return"}},
 		caught: []string{"a lease has another fence than was drawn for it"}},
 	{name: "a grant is kept without its fence",
 		edits:  []edit{{"acquire.go", "a.config.fencing && a.fence < 1:", "false:"}},

@@ -224,7 +224,8 @@ type owner interface {
 	// wanted says what time it is for the owner, and whether it still wants c to be sent. It is asked just before each
 	// write, on a goroutine of the client's.
 	wanted(c *command) (now time.Duration, ok bool)
-	// answered tells the owner that c's answer is known. It is called once, on c's own goroutine.
+	// answered tells the owner that c's answer is known. It is called once, on c's own goroutine, or on that of its batch,
+	// where it must not block.
 	answered(c *command)
 }
 
@@ -245,7 +246,7 @@ type command struct {
 	inline [6]any      // room for the arguments
 
 	// For the owner, which guards them.
-	next     *command      // in the owner's list of answers
+	next     *command      // in the owner's list of answers, or in a batch
 	began    time.Duration // when it was sent off
 	doubtful time.Duration // acquiring: when its outcome became unknown
 	extended time.Duration // acquiring: until when a renewal of its token was tried
@@ -264,6 +265,7 @@ type command struct {
 	verdict   verdict
 	kind      kind
 	beside    bool  // it is sent beside one that is silent
+	batched   bool  // it has no goroutine of its own
 	check     bool  // acquiring: only to see whether the script can be run
 	taken     bool  // acquiring: its answer has been taken into account
 	settled   bool  // acquiring: a later answer has said that its token does not hold the key
@@ -342,20 +344,27 @@ func (c *command) run() {
 	err := errGoexit
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("the client panicked: %v", r)
+			err = panicked(r)
 		}
-		if c.judge(err); c.verdict != yes && c.verdict != no && !isReply(err) {
-			c.locker.lookAnew()
-		}
-		if c.verdict == yes && c.kind == kindRelease {
-			c.locker.published(c.code == 1 && !c.locker.quiet.Load())
-		}
-		c.owner.answered(c)
+		c.conclude(err)
 	}()
 	if c.beside {
 		c.locker.lookAnew()
 	}
 	err = c.process()
+}
+
+func panicked(r any) error { return fmt.Errorf("the client panicked: %v", r) }
+
+// conclude tells c's owner what the answer, or err instead of it, means.
+func (c *command) conclude(err error) {
+	if c.judge(err); c.verdict != yes && c.verdict != no && !isReply(err) {
+		c.locker.lookAnew()
+	}
+	if c.verdict == yes && c.kind == kindRelease {
+		c.locker.published(c.code == 1 && !c.locker.quiet.Load())
+	}
+	c.owner.answered(c)
 }
 
 // lookAnew has a client of a Redis Cluster find out which nodes there are: one may be gone, and by itself go-redis looks
@@ -391,9 +400,13 @@ func (c *command) process() error {
 	if c.locker.sendsOn() {
 		given = sentOn{once{cmd}, c}
 	}
-	processed := c.locker.client.Process(c, given)
+	return c.answer(cmd, c.locker.client.Process(c, given))
+}
+
+// answer reads the answer to a script.
+func (c *command) answer(cmd *redis.Cmd, ofProcess error) error {
 	reply, err := cmd.Result()
-	if err = firstError(err, processed); err != nil {
+	if err = firstError(err, ofProcess); err != nil {
 		return err
 	}
 	return c.read(reply)
@@ -604,6 +617,13 @@ func (c *command) withdraw() bool {
 	defer c.mu.Unlock()
 	c.withdrawn = c.withdrawn || c.writes == 0
 	return c.writes == 0
+}
+
+// dropped: nobody wants c to be sent any more.
+func (c *command) dropped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.withdrawn || c.ctx.Err() != nil
 }
 
 // sentAt returns when c was first written, and whether it was.

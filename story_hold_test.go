@@ -209,7 +209,7 @@ func TestC22LeasesCostNothingOnceTheyAreOverAndLittleWhileTheyAreHeld(t *testing
 			time.Sleep(hold)
 			synctest.Wait()
 			require.Less(t, runtime.NumGoroutine()-goroutines, held/100, "a timer for each, and no goroutine")
-			require.LessOrEqual(t, worst, ttl/3, "every renewal is on time")
+			require.LessOrEqual(t, worst, ttl/3+5*time.Millisecond, "every renewal is on time, or goes out with others")
 			for _, l := range leases {
 				require.NoError(t, l.Err())
 				require.NoError(t, l.Release())
@@ -302,6 +302,7 @@ func TestC25AFailedRenewalIsRepeatedAndARefusedOneIsNot(t *testing.T) {
 	t.Run("down for good", func(t *testing.T) {
 		bubble(t, func(t *testing.T, b *bubbled) {
 			k := b.locker(redislease.WithTTL(ttl))
+			redislease.SetRandom(k, func() float64 { return 0 })
 			begun := b.now()
 			l := b.acquire(k)
 			down(b, begun+800*time.Millisecond, begun+time.Hour)

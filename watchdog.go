@@ -22,8 +22,12 @@ import "time"
 // mostInFlight is how many renewals of one lease may be silent at once. One older than a TTL does not count.
 const mostInFlight = 3
 
-// intervalSpread is the part of the interval by which a renewal goes out early at the most.
-const intervalSpread = 8
+// By which part of the interval a renewal goes out early at the most. The first one spreads leases that were taken in a
+// burst, which would all be due together otherwise; the others keep them apart.
+const (
+	firstSpread    = 2
+	intervalSpread = 8
+)
 
 // schedule says when to renew a lease and when it ends. It is a plain value: no clock, no I/O. All times are readings
 // of the lease's clock.
@@ -44,7 +48,11 @@ func (s *schedule) confirm(sent time.Duration, spread float64) {
 	s.trust = max(s.trust, later(sent, s.config.useful()))
 	s.good = max(s.good, sent)
 	s.tries = 0
-	early := time.Duration(spread * float64(s.config.interval/intervalSpread))
+	most := s.config.interval / intervalSpread
+	if s.count == 0 {
+		most = s.config.interval / firstSpread
+	}
+	early := time.Duration(spread * float64(most))
 	s.renewAt = later(s.good, s.config.interval-early)
 }
 

@@ -1,0 +1,129 @@
+package redislease
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Locker with tens of thousands of leases renews several each millisecond. A write, a read and a wake-up for each would
+// cost it several times as much as one for some dozens of them. So a watchdog's renewal that comes close behind another
+// one of its Locker is gathered with those that come close behind it, and they are sent at the same moment:
+//
+//	                         no
+//	renewal ── close behind? ───▶ sent by itself
+//	                │ yes
+//	                ▼
+//	            gathered ── batchWithin after the first ──▶ a *redis.Client: one pipeline
+//	                                                        another client: each by itself
+//
+// A client that pipelines by itself makes the most of commands that come at the same moment. Only a plain *redis.Client
+// is given a pipeline: a wrapper that has its methods by embedding may mean to see each command in Process, and in a
+// Redis Cluster one node that hangs would hold up the answers of all.
+//
+// What goes wrong, and what follows:
+//
+//   - A lease ends while its renewal is gathered: it is not sent.
+//   - A pipeline is not answered, or fails: each of its leases sends another renewal, which goes by itself, as does all
+//     that follows a failed renewal, and what Renew asks for. go-redis gives an error to commands that were answered
+//     before it, too. That can turn a Yes or a No into "unknown", and nothing into a Yes.
+//   - An answer has an observer called: on another goroutine, so that it holds up no other answer.
+type batches struct {
+	pipeline func(ctx context.Context, cmds []redis.Cmder) error // nil: each by itself
+	latest   atomic.Int64                                        // when the last renewal was due, by the wall clock in ns
+	gathered atomic.Pointer[command]                             // newest first
+}
+
+const (
+	batchWithin = 5 * time.Millisecond
+	batchLeast  = 20 * batchWithin // the interval of a lease whose renewals may be late by that much
+	batchMost   = 256              // commands in a pipeline
+)
+
+// pipelined returns how to send a pipeline, or nil.
+func pipelined(client RedisClient) func(ctx context.Context, cmds []redis.Cmder) error {
+	c, ok := client.(*redis.Client)
+	if !ok {
+		return nil
+	}
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		p := c.Pipeline()
+		if err := p.BatchProcess(ctx, cmds...); err != nil {
+			return err
+		}
+		_, err := p.Exec(ctx)
+		return err
+	}
+}
+
+// add sends a renewal soon. It waits for nothing, and no lock is shared with other leases.
+func (b *batches) add(c *command) {
+	now := c.base.time.UnixNano() + int64(c.began)
+	apart := now - b.latest.Swap(now)
+	if apart < 0 || apart > int64(batchWithin) || c.config.interval < batchLeast {
+		go c.run()
+		return
+	}
+	for {
+		c.next = b.gathered.Load()
+		if b.gathered.CompareAndSwap(c.next, c) {
+			break
+		}
+	}
+	if c.next == nil {
+		c.locker.clock.afterFunc(batchWithin, b.send)
+	}
+}
+
+// send sends what has been gathered, oldest first.
+func (b *batches) send() {
+	var list []*command
+	for c := b.gathered.Swap(nil); c != nil; c = c.next {
+		list = append(list, c)
+	}
+	slices.Reverse(list)
+	list = slices.DeleteFunc(list, func(c *command) bool {
+		dropped := c.dropped()
+		if dropped {
+			c.conclude(nil)
+		}
+		return dropped
+	})
+	if b.pipeline == nil {
+		for _, c := range list {
+			go c.run()
+		}
+		return
+	}
+	for chunk := range slices.Chunk(list, batchMost) {
+		go b.run(chunk)
+	}
+}
+
+// run executes the commands as one pipeline and tells their owners. It belongs on a goroutine that can be left behind.
+func (b *batches) run(list []*command) {
+	asked := make([]*redis.Cmd, len(list))
+	cmds := make([]redis.Cmder, len(list))
+	for i, c := range list {
+		c.batched = true
+		asked[i] = redis.NewCmd(c, c.arguments()...)
+		cmds[i] = once{asked[i]}
+	}
+	err := errGoexit
+	defer func() {
+		if r := recover(); r != nil {
+			err = panicked(r)
+		}
+		for i, c := range list {
+			ofProcess := err
+			if asked[i].Val() != nil { // it is about another one
+				ofProcess = nil
+			}
+			c.conclude(c.answer(asked[i], ofProcess))
+		}
+	}()
+	err = b.pipeline(context.Background(), cmds)
+}
