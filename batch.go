@@ -32,6 +32,8 @@ import (
 //     before it, too. That can turn a Yes or a No into "unknown", and nothing into a Yes.
 //   - An answer has an observer called: on another goroutine, so that it holds up no other answer.
 type batches struct {
+	close    time.Duration                                       // how close behind another one a renewal is gathered,
+	within   time.Duration                                       // and for how long
 	pipeline func(ctx context.Context, cmds []redis.Cmder) error // nil: each by itself
 	latest   atomic.Int64                                        // when the last renewal was due, by the wall clock in ns
 	gathered atomic.Pointer[command]                             // newest first
@@ -63,7 +65,7 @@ func pipelined(client RedisClient) func(ctx context.Context, cmds []redis.Cmder)
 func (b *batches) add(c *command) {
 	now := c.base.time.UnixNano() + int64(c.began)
 	apart := now - b.latest.Swap(now)
-	if apart < 0 || apart > int64(batchWithin) || c.config.interval < batchLeast {
+	if apart < 0 || apart > int64(b.close) || c.config.interval < batchLeast {
 		go c.run()
 		return
 	}
@@ -74,7 +76,7 @@ func (b *batches) add(c *command) {
 		}
 	}
 	if c.next == nil {
-		c.locker.clock.afterFunc(batchWithin, b.send)
+		c.locker.clock.afterFunc(b.within, b.send)
 	}
 }
 

@@ -1,9 +1,12 @@
 package redislease
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Skew moves the clocks that a Locker reads, as a suspended machine or an operator does.
@@ -43,6 +46,11 @@ func SetClock(k *Locker, since func(base time.Time) (monotonic, wall time.Durati
 
 // SetRandom makes k draw its jitter from f.
 func SetRandom(k *Locker, f func() float64) { k.clock.random = f }
+
+// SetBatches has k gather renewals that come so close behind another one, for so long, and send them by f.
+func SetBatches(k *Locker, close, within time.Duration, f func(ctx context.Context, cmds []redis.Cmder) error) {
+	k.batches.close, k.batches.within, k.batches.pipeline = close, within, f
+}
 
 // InFlight returns how many renewals of l are in flight.
 func InFlight(l *Lease) int {

@@ -28,6 +28,7 @@ func simulate(t *testing.T, seed uint64, lua bool, configure ...func(*sim.Config
 		SetClock: func(k *redislease.Locker, c sim.Clock) {
 			redislease.SetClock(k, c.Since, c.Boot, c.AfterFunc, c.Random)
 		},
+		SetBatches: redislease.SetBatches,
 	}
 	for _, f := range configure {
 		f(&c)

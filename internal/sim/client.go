@@ -71,7 +71,8 @@ func (c *client) Process(ctx context.Context, cmd redis.Cmder) error {
 		yes, index := isYes(cmd, w, err)
 		o.answered(called, yes, isNo(cmd, w, err), index, err)
 	}()
-	if err = c.process(ctx, cmd, a, x); ctx.Err() != nil {
+	err = c.process(x, []*acquisition{a}, []redis.Cmder{cmd}, func() error { return c.redis.Process(ctx, cmd) })
+	if ctx.Err() != nil {
 		time.Sleep(x.between(1, time.Microsecond)) // or all commands of an acquisition end at the instant at which its context does
 	}
 	return err
@@ -82,40 +83,77 @@ func (c *client) Subscribe(ctx context.Context, channels ...string) *redis.PubSu
 	return c.redis.Subscribe(ctx, channels...)
 }
 
-// process executes the command, under a hook that may misbehave.
-func (c *client) process(ctx context.Context, cmd redis.Cmder, a *acquisition, x *chance) error {
+// pipeline executes renewals as one pipeline.
+func (c *client) pipeline(ctx context.Context, cmds []redis.Cmder) error {
+	o := c.p.w.oracle
+	x := from(c.p.place, name("pipeline"), uint64(time.Now().UnixNano()))
+	time.Sleep(x.between(1, time.Microsecond))
+	c.p.gate()
+	o.gathered(len(cmds))
+	owners, calls := make([]*acquisition, len(cmds)), make([]*call, len(cmds))
+	for i, cmd := range cmds {
+		_, tokens := identify(cmd)
+		owners[i] = o.owner(tokens[0])
+		calls[i] = o.calling(owners[i], whatRenew, tokens, false)
+	}
+	err := errOfHook
+	defer func() {
+		for i, cmd := range cmds {
+			ofCommand := cmd.Err()
+			if ofCommand == nil && cmd.(interface{ Val() any }).Val() == nil {
+				ofCommand = err
+			}
+			yes, index := isYes(cmd, whatRenew, ofCommand)
+			o.answered(calls[i], yes, isNo(cmd, whatRenew, ofCommand), index, ofCommand)
+		}
+	}()
+	err = c.process(x, owners, cmds, func() error {
+		p := c.redis.Pipeline()
+		_ = p.BatchProcess(ctx, cmds...)
+		_, err := p.Exec(ctx)
+		return err
+	})
+	return err
+}
+
+// process executes commands, under a hook that may misbehave.
+func (c *client) process(x *chance, owners []*acquisition, cmds []redis.Cmder, execute func() error) error {
 	w := c.p.w
 	if !x.hits(w.weather.hooks) || w.healed(time.Now()) {
-		return c.redis.Process(ctx, cmd)
+		return execute()
 	}
-	fail := func() error {
-		cmd.SetErr(errOfHook)
-		return errOfHook
+	set := func(err error) error {
+		for _, cmd := range cmds {
+			cmd.SetErr(err)
+		}
+		return err
 	}
 	switch x.below(5) {
 	case 0:
 		w.count("hook that fails before the command")
-		return fail()
+		return set(errOfHook)
 	case 1:
 		w.count("hook that fails after the command")
-		_ = c.redis.Process(ctx, cmd)
-		return fail()
+		_ = execute()
+		return set(errOfHook)
 	case 2:
 		w.count("hook that sends a command twice")
-		w.oracle.hooked(a)
-		_ = c.redis.Process(ctx, cmd)
-		cmd.SetErr(nil)
-		return c.redis.Process(ctx, cmd)
+		for _, a := range owners {
+			w.oracle.hooked(a)
+		}
+		_ = execute()
+		_ = set(nil)
+		return execute()
 	case 3:
 		w.count("hook that panics")
 		if x.hits(0.5) {
-			_ = c.redis.Process(ctx, cmd)
+			_ = execute()
 		}
-		cmd.SetErr(errOfHook)
+		_ = set(errOfHook)
 		panic(errOfHook)
 	default:
 		w.count("hook that is slow")
-		err := c.redis.Process(ctx, cmd)
+		err := execute()
 		c.p.sleep(x.between(0, ttlMost))
 		return err
 	}

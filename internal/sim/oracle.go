@@ -483,7 +483,7 @@ func (o *oracle) inTurnLocked(t *truth, a *acquisition, now time.Time) {
 		return
 	}
 	for _, other := range t.open {
-		if other.p != a.p || !other.waiting || !other.start.Before(a.start) || other.over || len(other.ends) > 0 || other.failing >= 2 {
+		if other.p != a.p || !other.waiting || !other.start.Before(a.start) || other.over || len(other.ends) > 0 || other.ending || other.failing >= 2 {
 			continue
 		}
 		bounded := other.terms.timeout > 0 && !now.Before(other.start.Add(other.terms.timeout-slack))
@@ -1011,7 +1011,7 @@ func (o *oracle) landedLocked(c *call) {
 func (o *oracle) besideLocked(g *grant, now time.Time) {
 	young := 0
 	for _, other := range g.flights {
-		if !other.manual && now.Sub(other.at) < g.a.terms.ttl-time.Millisecond {
+		if !other.manual && now.Sub(other.at) < g.a.terms.ttl-g.a.p.gathers-time.Millisecond {
 			young++
 		}
 	}
@@ -1019,7 +1019,7 @@ func (o *oracle) besideLocked(g *grant, now time.Time) {
 		o.violateLocked(g.a, tooManyInFlight, "%d renewals", young)
 	}
 	by := now.Add(max(g.a.terms.ttl/10, 50*time.Millisecond))
-	if n := len(g.yeses); n > 0 && now.Sub(g.yeses[n-1].had) < slack { // it set out at the same instant
+	if n := len(g.yeses); n > 0 && now.Sub(g.yeses[n-1].had) < slack+g.a.p.gathers { // it set out before
 		if due := g.yeses[n-1].called.Add(g.a.terms.interval + 2*time.Millisecond); due.After(by) {
 			by = due
 		}
@@ -1168,7 +1168,7 @@ func (o *oracle) followByLocked(g *grant, now, by time.Time) {
 			last = written
 		}
 	}
-	by = by.Add(2 * time.Millisecond)
+	by = by.Add(2*time.Millisecond + g.a.p.gathers)
 	g.followBy = time.Time{}
 	if !by.Before(last.Add(t.useful() - t.ttl/20)) {
 		return // it may do without, so shortly before the end
@@ -1197,6 +1197,22 @@ func (o *oracle) hooked(a *acquisition) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	a.hooked = true
+}
+
+// gathered: n renewals go out as one pipeline.
+func (o *oracle) gathered(n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n > 1 {
+		o.tally.Gathered += n
+	}
+}
+
+// owner returns the acquisition that a token is of.
+func (o *oracle) owner(token string) *acquisition {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.grants[token].a
 }
 
 // observing: the observer of a takes its time from now on.

@@ -17,6 +17,8 @@ type process struct {
 	place  uint64
 	noBoot bool // its system has no clock that runs during a suspend
 
+	gathers time.Duration // for how long its Locker gathers renewals
+
 	mu      sync.Mutex
 	until   time.Time // when it goes on, if that is to come
 	suspend time.Time // when the suspend that until ends began; zero: it is but paused

@@ -19,6 +19,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/redislease/redislease"
 )
 
@@ -31,6 +33,8 @@ type Config struct {
 	Virtual time.Duration
 	// SetClock makes a Locker read its clock through c.
 	SetClock func(k *redislease.Locker, c Clock)
+	// SetBatches makes a Locker gather renewals that come so close behind another one, for so long, and send them by f.
+	SetBatches func(k *redislease.Locker, close, within time.Duration, f func(ctx context.Context, cmds []redis.Cmder) error)
 	// Trace, if set, gets every line of the history.
 	Trace func(line string)
 }
@@ -41,8 +45,8 @@ type Tally struct {
 	Acquisitions, Leases               int
 	Held, Unknown, Failed              int // acquisitions without a lease
 	Released, ReleaseUnknown, Renewals int
-	Taken, Gone, Unconfirmed, MaxHold  int // losses
-	Writes                             int
+	Taken, Gone, Unconfirmed, MaxHold  int           // losses
+	Writes, Gathered                   int           // Gathered: renewals that went out in pipelines of several
 	Fenced, Landed, Refused, FellBack  int           // leases with a fence; their writes, and those refused where they land; numbers that fell back, as documented
 	Robbed                             int           // tokens that the server was made to forget or remember
 	Closest                            time.Duration // least time between the end of a belief and the earliest possible next holder
@@ -74,7 +78,7 @@ func (t *Tally) Add(o Tally) {
 	for _, s := range []struct{ to, from *int }{
 		{&t.Acquisitions, &o.Acquisitions}, {&t.Leases, &o.Leases}, {&t.Held, &o.Held}, {&t.Unknown, &o.Unknown},
 		{&t.Failed, &o.Failed}, {&t.Released, &o.Released}, {&t.ReleaseUnknown, &o.ReleaseUnknown},
-		{&t.Renewals, &o.Renewals}, {&t.Taken, &o.Taken}, {&t.Gone, &o.Gone}, {&t.Unconfirmed, &o.Unconfirmed},
+		{&t.Renewals, &o.Renewals}, {&t.Gathered, &o.Gathered}, {&t.Taken, &o.Taken}, {&t.Gone, &o.Gone}, {&t.Unconfirmed, &o.Unconfirmed},
 		{&t.MaxHold, &o.MaxHold}, {&t.Writes, &o.Writes}, {&t.Robbed, &o.Robbed},
 		{&t.Fenced, &o.Fenced}, {&t.Landed, &o.Landed}, {&t.Refused, &o.Refused}, {&t.FellBack, &o.FellBack},
 		{&t.Polling, &o.Polling},
@@ -105,7 +109,7 @@ func (t Tally) String() string {
 	}
 	fmt.Fprintf(&b, "%d acquisitions: %d leases, %d held by another, %d unknown, %d refused or unanswered\n",
 		t.Acquisitions, t.Leases, t.Held, t.Unknown, t.Failed)
-	fmt.Fprintf(&b, "%d renewals answered or failed, %d writes under a lease\n", t.Renewals, t.Writes)
+	fmt.Fprintf(&b, "%d renewals answered or failed, %d of them sent together with others; %d writes under a lease\n", t.Renewals, t.Gathered, t.Writes)
 	fmt.Fprintf(&b, "%d leases released, %d of them with an unknown outcome\n", t.Released, t.ReleaseUnknown)
 	fmt.Fprintf(&b, "%d leases lost: %d unconfirmed, %d held for as long as allowed, %d gone, %d taken\n",
 		t.Unconfirmed+t.MaxHold+t.Gone+t.Taken, t.Unconfirmed, t.MaxHold, t.Gone, t.Taken)
@@ -212,6 +216,12 @@ func (w *world) newProcess(id string) *client {
 		panic(err)
 	}
 	w.SetClock(locker, p.clock())
+	// Few leases are seldom due within so short a time as the library's own. It has to be less than a renewal may be silent.
+	p.gathers = 5 * time.Millisecond
+	if g := from(p.place, name("batches")); g.hits(0.5) {
+		p.gathers = g.between(time.Millisecond, 45*time.Millisecond)
+		w.SetBatches(locker, ttlMost, p.gathers, cl.pipeline)
+	}
 	for i := range 1 + c.below(3) {
 		k := &worker{w: w, p: p, locker: locker, place: uint64(*from(p.place, name("worker"), uint64(i)))}
 		w.workers.Go(k.run)
