@@ -69,6 +69,7 @@ func (b *batches) add(c *command) {
 		go c.run()
 		return
 	}
+	c.batched = true
 	for {
 		c.next = b.gathered.Load()
 		if b.gathered.CompareAndSwap(c.next, c) {
@@ -110,7 +111,6 @@ func (b *batches) run(list []*command) {
 	asked := make([]*redis.Cmd, len(list))
 	cmds := make([]redis.Cmder, len(list))
 	for i, c := range list {
-		c.batched = true
 		asked[i] = redis.NewCmd(c, c.arguments()...)
 		cmds[i] = once{asked[i]}
 	}

@@ -66,6 +66,9 @@ import (
 // *redis.ClusterClient and redis.UniversalClient have it. Wrappers and hooks must hand commands and errors on as they are:
 // one that turns an error into success makes a command that failed look like one that was refused.
 //
+// A *redis.Client also gets pipelines, of the renewals of a Locker that has many leases. Their hooks are called with a
+// context that has no values of a caller's.
+//
 // Waiters are woken by a release if it also has Subscribe, as those have; else they poll. So a wrapper should hand on that
 // method, too.
 //

@@ -265,7 +265,7 @@ type command struct {
 	verdict   verdict
 	kind      kind
 	beside    bool  // it is sent beside one that is silent
-	batched   bool  // it has no goroutine of its own
+	batched   bool  // it may have no goroutine of its own
 	check     bool  // acquiring: only to see whether the script can be run
 	taken     bool  // acquiring: its answer has been taken into account
 	settled   bool  // acquiring: a later answer has said that its token does not hold the key

@@ -51,7 +51,7 @@ type adapter struct {
 }
 
 // reference is the adapter that the others are compared with, by scenario.
-var reference = map[string]string{uncontended: "raw", contended: "raw-try", live: "raw-sched"}
+var reference = map[string]string{uncontended: "raw", contended: "raw-try", live: "raw-sched", hang: "redislease"}
 
 // adapters returns all of them in the order of the tables. A name with #2 is the reference once more.
 func adapters() []adapter {

@@ -17,7 +17,8 @@ type leases struct {
 	keys       []string    // kept, like taken, since they are part of the baseline
 	taken      []time.Time // when each was acquired
 	baseline   census
-	lost       atomic.Int64 // renewals here that failed
+	lost       atomic.Int64                // renewals here that failed
+	failed     []atomic.Pointer[time.Time] // when the first one of each lease did
 
 	// For those that do not renew themselves.
 	stop     chan struct{} // closed before the leases are released
@@ -40,6 +41,7 @@ func liveKey(i int) string { return fmt.Sprintf("%s%0*d", livePrefix, liveDigits
 // take takes r.N leases and keeps them.
 func (l *leases) take(ctx context.Context, c client, r request) (answer reply, err error) {
 	l.handles, l.keys, l.taken, l.stop = make([]handle, r.N), make([]string, r.N), make([]time.Time, r.N), make(chan struct{})
+	l.failed = make([]atomic.Pointer[time.Time], r.N)
 	for i := range l.keys {
 		l.keys[i] = liveKey(i)
 	}
@@ -55,7 +57,7 @@ func (l *leases) take(ctx context.Context, c client, r request) (answer reply, e
 		}
 		l.handles[i], l.taken[i] = h, time.Now()
 		if renewed, ok := h.(renewer); ok {
-			l.renewing.Go(func() { l.renew(ctx, renewed) })
+			l.renewing.Go(func() { l.renew(ctx, renewed, &l.failed[i]) })
 		}
 		return nil
 	})
@@ -65,7 +67,7 @@ func (l *leases) take(ctx context.Context, c client, r request) (answer reply, e
 }
 
 // renew does what users of a library without a watchdog write.
-func (l *leases) renew(ctx context.Context, h renewer) {
+func (l *leases) renew(ctx context.Context, h renewer, failed *atomic.Pointer[time.Time]) {
 	ticker := time.NewTicker(l.renewEvery)
 	defer ticker.Stop()
 	for {
@@ -75,9 +77,32 @@ func (l *leases) renew(ctx context.Context, h renewer) {
 		case <-ticker.C:
 			if h.renew(ctx) != nil {
 				l.lost.Add(1)
+				now := time.Now()
+				failed.CompareAndSwap(nil, &now)
 			}
 		}
 	}
+}
+
+// watch watches for so long which holders are told that their lease has ended: by the library, or, where users renew
+// themselves, by the first renewal that fails.
+func (l *leases) watch(d time.Duration) reply {
+	told := make([]time.Time, len(l.handles))
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for i, h := range l.handles {
+			if !told[i].IsZero() {
+				continue
+			}
+			if _, renewedHere := h.(renewer); renewedHere {
+				if at := l.failed[i].Load(); at != nil {
+					told[i] = *at
+				}
+			} else if v, ok := h.(validator); ok && !v.valid() {
+				told[i] = time.Now()
+			}
+		}
+	}
+	return reply{Told: told}
 }
 
 func (l *leases) releaseAll(ctx context.Context) (answer reply) {

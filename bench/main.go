@@ -49,7 +49,7 @@ type flags struct {
 
 func parseFlags() (f flags) {
 	flag.BoolVar(&f.full, "full", false, "the whole comparison, which takes most of an hour, instead of a few minutes")
-	flag.StringVar(&f.scenarios, "scenarios", everything, "a: uncontended, b: contended, c: live leases")
+	flag.StringVar(&f.scenarios, "scenarios", everything, "a: uncontended, b: contended, c: live leases, d: Redis hangs")
 	flag.StringVar(&f.adapters, "adapters", "", "globs of names, separated by commas; the reference always takes part (default all)")
 	flag.StringVar(&f.binary, "server", "redis-server", "the server to start")
 	flag.IntVar(&f.rounds, "rounds", 0, "how many interleaved rounds (default as the scenario needs)")
@@ -103,6 +103,7 @@ func (h *harness) scenarios(names string, p plan) error {
 		uncontended: func() (*table, error) { return h.uncontended(p.uncontended) },
 		contended:   func() (*table, error) { return h.contended(p.contended) },
 		live:        func() (*table, error) { return h.live(p.live), nil },
+		hang:        func() (*table, error) { return h.hang(p.hang), nil },
 	}
 	for _, name := range strings.Split(names, "") {
 		scenario, ok := all[name]

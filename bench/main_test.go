@@ -31,6 +31,7 @@ func tiny() plan {
 		contendedPlan{processes: []int{2}, waiters: []int{5}, holds: []time.Duration{0, time.Millisecond}, loops: true, rounds: 1,
 			slot: 10 * time.Millisecond, arrivals: 10 * time.Millisecond, grow: 10 * time.Millisecond, idle: 50 * time.Millisecond},
 		livePlan{leases: []int{50}, ttl: 2 * time.Second, rounds: 1},
+		hangPlan{leases: 5, ttl: time.Second, parts: []float64{0.5, 3}, rounds: 1},
 	}
 }
 

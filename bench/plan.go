@@ -14,6 +14,7 @@ type plan struct {
 	uncontended uncontendedPlan
 	contended   contendedPlan
 	live        livePlan
+	hang        hangPlan
 }
 
 func quick() plan {
@@ -22,6 +23,7 @@ func quick() plan {
 		contendedPlan{processes: []int{1, 8}, waiters: []int{64}, holds: []time.Duration{0}, loops: true, rounds: 1,
 			slot: 300 * time.Millisecond, arrivals: 100 * time.Millisecond, grow: 2500 * time.Millisecond, idle: 2 * time.Second},
 		livePlan{leases: []int{10_000}, ttl: 9 * time.Second, rounds: 1},
+		hangPlan{leases: 30, ttl: time.Second, parts: []float64{0.5, 3}, rounds: 1},
 	}
 }
 
@@ -31,6 +33,7 @@ func full() plan {
 		contendedPlan{processes: []int{1, 8}, waiters: []int{64, 512}, holds: []time.Duration{0, time.Millisecond}, loops: true,
 			rounds: 5, slot: 600 * time.Millisecond, arrivals: 120 * time.Millisecond, grow: 5 * time.Second, idle: 5 * time.Second},
 		livePlan{leases: []int{50_000}, ttl: 30 * time.Second, rounds: 3},
+		hangPlan{leases: 100, ttl: 3 * time.Second, parts: []float64{0.5, 3}, rounds: 3},
 	}
 }
 
@@ -41,7 +44,7 @@ func (f flags) plan() (plan, error) {
 		p = full()
 	}
 	if f.rounds > 0 {
-		p.uncontended.rounds, p.contended.rounds, p.live.rounds = f.rounds, f.rounds, f.rounds
+		p.uncontended.rounds, p.contended.rounds, p.live.rounds, p.hang.rounds = f.rounds, f.rounds, f.rounds, f.rounds
 	}
 	if f.ttl > 0 {
 		p.live.ttl = f.ttl

@@ -28,7 +28,7 @@ type request struct {
 	Key        string        // hold, queue, loop
 	First, N   int           // queue, loop: the number of the first waiter, and how many; take: how many
 	Hold       time.Duration // queue, loop: the critical section
-	For        time.Duration // queue: over what the waiters come; collect: the patience; loop: how long
+	For        time.Duration // queue: over what the waiters come; collect: the patience; loop: how long; told: how long to watch
 }
 
 const (
@@ -42,6 +42,7 @@ const (
 	doLoop       = "loop"
 	doTake       = "take"
 	doReleaseAll = "release all"
+	doTold       = "told"
 )
 
 type reply struct {
@@ -55,6 +56,7 @@ type reply struct {
 	Census   census
 	Taken    []time.Time `json:",omitempty"` // take: when each lease was acquired
 	Took     time.Duration
+	Told     []time.Time `json:",omitempty"` // told: when the holder of each lease was told that it had ended; zero: not at all
 }
 
 // turn is one waiter's lease. The times are those of the wall clock, which the processes share.

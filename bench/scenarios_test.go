@@ -1,9 +1,11 @@
 package main
 
 import (
+	"math"
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -64,6 +66,21 @@ func TestEveryAdapterKeepsItsLeases(t *testing.T) {
 	for _, r := range table.rows(table.cells()[0]) {
 		require.Positive(t, r.values[columnRenewals], r.adapter)
 	}
+}
+
+func TestWhoIsToldInTimeThatRedisHangs(t *testing.T) {
+	t.Parallel()
+	table := testHarness(t).hang(tiny().hang)
+	complete(t, table, 2, columnTold, columnTooLong, columnLost)
+}
+
+func TestWhoIsToldAfterAKeyCouldExpireHasBelievedTooLong(t *testing.T) {
+	now := time.Now()
+	until := []time.Time{now, now, now, now}
+	values := judged([]time.Time{now.Add(-2 * time.Millisecond), now, now.Add(3 * time.Millisecond), now.Add(-time.Millisecond)}, until, true)
+	require.Equal(t, map[string]float64{columnHeld: 4, columnTold: 0.75, columnTooLong: 3, columnEarly: 2}, values)
+	require.True(t, math.IsInf(judged([]time.Time{{}}, until, true)[columnTooLong], 1))
+	require.Equal(t, map[string]float64{columnHeld: 2, columnLost: 1}, judged([]time.Time{{}, now}, until, false))
 }
 
 func TestTheServerEndsWithTheRun(t *testing.T) {

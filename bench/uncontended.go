@@ -14,7 +14,7 @@ import (
 const uncontended = "a"
 
 // everything is all scenarios.
-const everything = uncontended + contended + live
+const everything = uncontended + contended + live + hang
 
 const uncontendedTTL = 30 * time.Second
 

@@ -74,6 +74,8 @@ func (w *worker) do(r request) (reply, error) {
 		return loop(w.client, r), nil
 	case doTake:
 		return w.leases.take(ctx, w.client, r)
+	case doTold:
+		return w.leases.watch(r.For), nil
 	case doReleaseAll:
 		return w.leases.releaseAll(ctx), nil
 	}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Scenario hang: Redis hangs under leases that are held. Who is told before another could have the key?
+const hang = "d"
+
+type hangPlan struct {
+	leases int
+	ttl    time.Duration
+	parts  []float64 // for how many TTLs Redis hangs
+	rounds int
+}
+
+const (
+	columnHeld    = "leases"
+	columnTold    = "told in time"
+	columnTooLong = "believed too long max ms"
+	columnEarly   = "told early max ms"
+)
+
+func (h *harness) hang(p hangPlan) *table {
+	t := &table{scenario: hang, columns: []string{columnHeld, columnTold, columnTooLong, columnEarly, columnLost}}
+	adapters := pick(hang, h.globs)
+	for _, part := range p.parts {
+		cell := fmt.Sprintf("Redis hangs for %v TTLs of %v under %d leases", part, p.ttl, p.leases)
+		for round := range p.rounds {
+			for i := range adapters {
+				a := adapters[(i+round)%len(adapters)]
+				h.logf("round %d of %d: %s with %s", round+1, p.rounds, cell, a.name)
+				values, err := h.hangOf(a, p.leases, p.ttl, time.Duration(part*float64(p.ttl)))
+				r := result{cell, a.name, round, values, ""}
+				if err != nil {
+					r.problem = err.Error()
+				}
+				t.add(r)
+			}
+		}
+	}
+	return t
+}
+
+// hangOf has a fresh process hold n leases while Redis hangs.
+func (h *harness) hangOf(a adapter, n int, ttl, d time.Duration) (map[string]float64, error) {
+	if err := h.server.flush(); err != nil {
+		return nil, err
+	}
+	p, err := spawn()
+	if err != nil {
+		return nil, err
+	}
+	defer p.end()
+	if _, err := p.ask(request{Do: doOpen, Adapter: a.name, Addr: h.server.addr, TTL: ttl, RenewEvery: ttl / 3}); err != nil {
+		return nil, err
+	}
+	if _, err := p.ask(request{Do: doTake, N: n}); err != nil {
+		return nil, err
+	}
+	time.Sleep(ttl + ttl/2) // with some renewals
+	if err := p.tell(request{Do: doTold, For: d + ttl}); err != nil {
+		return nil, err
+	}
+	until, err := h.server.hang(n, d)
+	if err != nil {
+		return nil, err
+	}
+	heard, err := p.hear()
+	if err != nil {
+		return nil, err
+	}
+	return judged(heard.Told, until, d >= ttl), nil
+}
+
+// judged compares when leases were told of their end, zero: not at all, with when their keys could expire.
+func judged(told, until []time.Time, expire bool) map[string]float64 {
+	var inTime, lost, tooLong, early float64
+	for i, at := range told {
+		if !at.IsZero() {
+			lost++
+		}
+		if !expire {
+			continue
+		}
+		by := at.Sub(until[i])
+		switch {
+		case at.IsZero():
+			tooLong = math.Inf(1)
+		case by <= 0:
+			inTime++
+			early = max(early, millis(-by))
+		default:
+			tooLong = max(tooLong, millis(by))
+		}
+	}
+	if !expire {
+		return map[string]float64{columnHeld: float64(len(told)), columnLost: lost}
+	}
+	return map[string]float64{columnHeld: float64(len(told)), columnTold: inTime / float64(len(told)), columnTooLong: tooLong, columnEarly: early}
+}
+
+// hangScript notes how long each key would live, and keeps Redis busy from then on: nothing comes between.
+const hangScript = `local left, begun = {}, os.clock()
+for i, key in ipairs(KEYS) do left[i] = redis.call('PTTL', key) end
+while os.clock() - begun < tonumber(ARGV[1]) do end
+return left`
+
+// hang has the server hang for d, and returns when the keys of n leases could expire, if they were not renewed before.
+func (s *server) hang(n int, d time.Duration) ([]time.Time, error) {
+	patient := redis.NewClient(&redis.Options{Addr: s.addr, ReadTimeout: -1, MaxRetries: -1})
+	defer func() { _ = patient.Close() }()
+	ctx := context.Background()
+	if err := patient.ConfigSet(ctx, "lua-time-limit", "600000").Err(); err != nil { // or Redis would answer that it is busy
+		return nil, err
+	}
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = liveKey(i)
+	}
+	begun := time.Now()
+	left, err := patient.Eval(ctx, hangScript, keys, strconv.FormatFloat(d.Seconds(), 'f', 3, 64)).Int64Slice()
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(left, func(ms int64) bool { return ms < 0 }); i >= 0 {
+		return nil, fmt.Errorf("%s was not held when Redis was to hang", keys[i])
+	}
+	until := make([]time.Time, n)
+	for i, ms := range left {
+		until[i] = begun.Add(time.Duration(ms) * time.Millisecond)
+	}
+	return until, nil
+}
