@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"time"
 
@@ -108,9 +107,11 @@ func judged(told, until []time.Time, expire bool) map[string]float64 {
 }
 
 // hangScript notes how long each key would live, and keeps Redis busy from then on: nothing comes between.
-const hangScript = `local left, begun = {}, os.clock()
+const hangScript = `local left = {}
+local function now() local t = redis.call('TIME') return tonumber(t[1]) + tonumber(t[2]) / 1000000 end
+local begun = now()
 for i, key in ipairs(KEYS) do left[i] = redis.call('PTTL', key) end
-while os.clock() - begun < tonumber(ARGV[1]) do end
+while now() - begun < tonumber(ARGV[1]) do end
 return left`
 
 // hang has the server hang for d, and returns when the keys of n leases could expire, if they were not renewed before.
@@ -121,21 +122,25 @@ func (s *server) hang(n int, d time.Duration) ([]time.Time, error) {
 	if err := patient.ConfigSet(ctx, "lua-time-limit", "600000").Err(); err != nil { // or Redis would answer that it is busy
 		return nil, err
 	}
-	keys := make([]string, n)
-	for i := range keys {
-		keys[i] = liveKey(i)
+	keys, err := patient.Keys(ctx, "*"+livePrefix+"*").Result() // some libraries put something before
+	if err != nil {
+		return nil, err
+	}
+	if len(keys) != n {
+		return nil, fmt.Errorf("%d of %d leases were held when Redis was to hang", len(keys), n)
 	}
 	begun := time.Now()
 	left, err := patient.Eval(ctx, hangScript, keys, strconv.FormatFloat(d.Seconds(), 'f', 3, 64)).Int64Slice()
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(left, func(ms int64) bool { return ms < 0 }); i >= 0 {
-		return nil, fmt.Errorf("%s was not held when Redis was to hang", keys[i])
-	}
 	until := make([]time.Time, n)
 	for i, ms := range left {
-		until[i] = begun.Add(time.Duration(ms) * time.Millisecond)
+		lease, ok := liveIndex(keys[i])
+		if !ok || ms < 0 {
+			return nil, fmt.Errorf("%s was not held when Redis was to hang", keys[i])
+		}
+		until[lease] = begun.Add(time.Duration(ms) * time.Millisecond)
 	}
 	return until, nil
 }
