@@ -114,6 +114,7 @@ func TestACommandThatIsWrittenWhenItsTimeIsUpIsRefused(t *testing.T) {
 		var s redislease.Skew
 		k := b.locker()
 		redislease.SetSkew(k, &s)
+		redislease.SetRandom(k, func() float64 { return 0 })
 		l := b.acquire(k)
 		suspended := func(what string) {
 			b.fault(func(name string, execute func() error) error {

@@ -205,7 +205,9 @@ func TestC22LeasesCostNothingOnceTheyAreOverAndLittleWhileTheyAreHeld(t *testing
 				last[key] = time.Now()
 				leases[i] = acquire(t, k, key)
 			}
+			mu.Lock()
 			worst = 0
+			mu.Unlock()
 			time.Sleep(hold)
 			synctest.Wait()
 			require.Less(t, runtime.NumGoroutine()-goroutines, held/100, "a timer for each, and no goroutine")
