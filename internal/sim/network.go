@@ -40,6 +40,7 @@ type conn struct {
 	cond     *sync.Cond
 	in       []byte
 	reset    bool
+	last     bool // the message that is arriving is followed by a reset
 	closed   bool
 	deadline time.Time
 	timer    *time.Timer // wakes a reader at the deadline
@@ -174,6 +175,9 @@ func (c *conn) send(direction int, arrive func(), describe func() string) {
 				return
 			}
 			c.w.record(describe())
+			c.mu.Lock()
+			c.last = f.kind == cutAfter
+			c.mu.Unlock()
 			if f.kind != cutBefore {
 				arrive()
 			}
@@ -235,12 +239,13 @@ func (c *conn) salt() time.Duration {
 	return from(c.place, uint64(time.Now().UnixNano())).between(1, time.Millisecond)
 }
 
-// land hands bytes to the client.
+// land hands bytes to the client. If they are the last, its next write finds the connection reset, however soon it is.
 func (c *conn) land(b []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
 		c.in = append(c.in, b...)
+		c.reset = c.reset || c.last
 		c.cond.Broadcast()
 	}
 }
