@@ -1,17 +1,14 @@
 package redislease
 
 import (
-	"context"
 	"slices"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A Locker with tens of thousands of leases renews several each millisecond. A write, a read and a wake-up for each would
 // cost it several times as much as one for some dozens of them. So a watchdog's renewal that comes close behind another
-// one of its Locker is gathered with those that come close behind it, and they are sent at the same moment:
+// one of its Locker is gathered with those that come after it, and they are sent at the same moment:
 //
 //	                         no
 //	renewal ── close behind? ───▶ sent by itself
@@ -32,11 +29,11 @@ import (
 //     before it, too. That can turn a Yes or a No into "unknown", and nothing into a Yes.
 //   - An answer has an observer called: on another goroutine, so that it holds up no other answer.
 type batches struct {
-	close    time.Duration                                       // how close behind another one a renewal is gathered,
-	within   time.Duration                                       // and for how long
-	pipeline func(ctx context.Context, cmds []redis.Cmder) error // nil: each by itself
-	latest   atomic.Int64                                        // when the last renewal was due, by the wall clock in ns
-	gathered atomic.Pointer[command]                             // newest first
+	behind   time.Duration           // how close behind another one a renewal is gathered,
+	within   time.Duration           // and for how long
+	pipeline pipeline                // nil: each by itself
+	latest   atomic.Int64            // when the last renewal was due, by the wall clock in ns
+	gathered atomic.Pointer[command] // newest first
 }
 
 const (
@@ -45,27 +42,11 @@ const (
 	batchMost   = 256              // commands in a pipeline
 )
 
-// pipelined returns how to send a pipeline, or nil.
-func pipelined(client RedisClient) func(ctx context.Context, cmds []redis.Cmder) error {
-	c, ok := client.(*redis.Client)
-	if !ok {
-		return nil
-	}
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		p := c.Pipeline()
-		if err := p.BatchProcess(ctx, cmds...); err != nil {
-			return err
-		}
-		_, err := p.Exec(ctx)
-		return err
-	}
-}
-
 // add sends a renewal soon. It waits for nothing, and no lock is shared with other leases.
 func (b *batches) add(c *command) {
 	now := c.base.time.UnixNano() + int64(c.began)
 	apart := now - b.latest.Swap(now)
-	if apart < 0 || apart > int64(b.close) || c.config.interval < batchLeast {
+	if apart < 0 || apart > int64(b.behind) || c.config.interval < batchLeast {
 		go c.run()
 		return
 	}
@@ -81,51 +62,21 @@ func (b *batches) add(c *command) {
 	}
 }
 
-// send sends what has been gathered, oldest first.
+// send sends what has been gathered and is still wanted, oldest first.
 func (b *batches) send() {
 	var list []*command
 	for c := b.gathered.Swap(nil); c != nil; c = c.next {
 		list = append(list, c)
 	}
 	slices.Reverse(list)
-	list = slices.DeleteFunc(list, func(c *command) bool {
-		dropped := c.dropped()
-		if dropped {
-			c.conclude(nil)
-		}
-		return dropped
-	})
-	if b.pipeline == nil {
+	list = slices.DeleteFunc(list, (*command).drop)
+	if b.pipeline == nil || len(list) == 1 {
 		for _, c := range list {
 			go c.run()
 		}
 		return
 	}
 	for chunk := range slices.Chunk(list, batchMost) {
-		go b.run(chunk)
+		go b.pipeline.run(chunk)
 	}
-}
-
-// run executes the commands as one pipeline and tells their owners. It belongs on a goroutine that can be left behind.
-func (b *batches) run(list []*command) {
-	asked := make([]*redis.Cmd, len(list))
-	cmds := make([]redis.Cmder, len(list))
-	for i, c := range list {
-		asked[i] = redis.NewCmd(c, c.arguments()...)
-		cmds[i] = once{asked[i]}
-	}
-	err := errGoexit
-	defer func() {
-		if r := recover(); r != nil {
-			err = panicked(r)
-		}
-		for i, c := range list {
-			ofProcess := err
-			if asked[i].Val() != nil { // it is about another one
-				ofProcess = nil
-			}
-			c.conclude(c.answer(asked[i], ofProcess))
-		}
-	}()
-	err = b.pipeline(context.Background(), cmds)
 }

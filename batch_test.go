@@ -91,11 +91,11 @@ const (
 	manyLeases = 10
 )
 
-func withMany(t *testing.T, test func(t *testing.T, m *many), opts ...redislease.LockerOption) {
+func withMany(t *testing.T, test func(t *testing.T, m *many)) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		m := &many{bubbled: b, wire: new(traffic)}
 		b.redis.AddHook(m.wire)
-		m.locker = newLocker(t, b.redis, append(opts, redislease.WithTTL(manyTTL), redislease.WithObserver(m.events.observe))...)
+		m.locker = newLocker(t, b.redis, redislease.WithTTL(manyTTL), redislease.WithObserver(m.events.observe))
 		require.NoError(t, acquire(t, m.locker, "check").Release())
 		m.wire.forget()
 		redislease.SetRandom(m.locker, func() float64 { return 0 })
@@ -140,26 +140,60 @@ func TestRenewalsThatAreDueTogetherAreSentTogether(t *testing.T) {
 	})
 }
 
-func TestALeaseThatIsOnlyOneOfAFewIsRenewedByItself(t *testing.T) {
+func TestRenewalsAreSentInTheOrderInWhichTheyWereDue(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		w := new(traffic)
+		b.redis.AddHook(w)
+		k := newLocker(t, b.redis, redislease.WithTTL(manyTTL))
+		redislease.SetRandom(k, func() float64 { return 0 })
+		keys := []string{"a", "b", "c", "d", "e"}
+		for _, key := range keys { // due 2 ms apart, and gathered for 5 ms
+			l := acquire(t, k, key)
+			defer func() { require.NoError(t, l.Release()) }()
+			time.Sleep(2 * time.Millisecond)
+		}
+		w.forget() // the check of the scripts
+		time.Sleep(manyTTL/3 + 10*time.Millisecond)
+		synctest.Wait()
+		alone, pipelines := w.forget()
+		require.Equal(t, [][]string{keys[1:4]}, pipelines)
+		require.Equal(t, []string{keys[0], keys[4]}, alone, "a single one needs no pipeline")
+	})
+}
+
+func TestRenewalsOfAFewLeasesAreSentOneByOne(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		w := new(traffic)
 		b.redis.AddHook(w)
 		k := newLocker(t, b.redis)
+		redislease.SetRandom(k, func() float64 { return 0 })
+		var want int
 		for i := range 3 {
-			l := acquire(t, k, fmt.Sprint("orders:", i), redislease.WithRenewInterval(time.Duration(5-i)*time.Second))
+			interval := time.Duration(5-i) * time.Second
+			l := acquire(t, k, fmt.Sprint("orders:", i), redislease.WithRenewInterval(interval))
 			defer func() { require.NoError(t, l.Release()) }()
-			time.Sleep(100 * time.Millisecond)
+			want += int(30 * time.Minute / interval)
+			time.Sleep(100 * time.Millisecond) // no two are ever due together
 		}
-		interval := time.Millisecond // which follow each other closely, but must not wait
-		l := acquire(t, k, "hasty", redislease.WithTTL(200*time.Millisecond), redislease.WithRenewInterval(interval))
-		defer func() { require.NoError(t, l.Release()) }()
-		w.forget()
-		time.Sleep(10 * time.Second)
+		time.Sleep(30 * time.Minute)
 		alone, pipelines := w.forget()
-		for _, keys := range pipelines {
-			require.NotContains(t, keys, "hasty")
+		require.Empty(t, pipelines)
+		require.InDelta(t, want, len(alone), 3)
+	})
+}
+
+func TestRenewalsThatFollowEachOtherCloselyDoNotWait(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker(redislease.WithTTL(200*time.Millisecond), redislease.WithRenewInterval(time.Millisecond))
+		redislease.SetRandom(k, func() float64 { return 0 })
+		begun := b.now()
+		l := b.acquire(k)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.NoError(t, l.Release())
+		for i, at := range b.sent("renew", begun) {
+			require.Equal(t, begun+time.Duration(i+1)*time.Millisecond, at)
 		}
-		require.GreaterOrEqual(t, len(alone), int(10*time.Second/interval))
 	})
 }
 
@@ -187,6 +221,7 @@ func TestALeaseThatEndsWhileItsRenewalIsGatheredIsNotRenewed(t *testing.T) {
 		require.Len(t, pipelines[0], left)
 		require.NotContains(t, pipelines[0], m.leases[released].Key())
 		require.NotContains(t, pipelines[0], l.Key())
+		require.Zero(t, redislease.InFlight(l))
 		require.NotContains(t, m.events.kinds(), redislease.EventRenewFailed)
 	})
 }
@@ -270,32 +305,39 @@ func TestAnObserverThatBlocksHoldsUpNoOtherLeaseOfAPipeline(t *testing.T) {
 			mu.Lock()
 			renewed[e.Key]++
 			mu.Unlock()
-			if e.Key == "orders:1" {
-				<-blocked
-			}
+			<-blocked
 		}))
 		redislease.SetRandom(k, func() float64 { return 0 })
 		for i := range manyLeases {
 			l := acquire(t, k, fmt.Sprint("orders:", i))
 			defer func() { require.NoError(t, l.Release()) }()
 		}
-		time.Sleep(10 * manyTTL)
+		defer close(blocked)
+		time.Sleep(manyTTL/3 + 5*time.Millisecond)
 		synctest.Wait()
-		close(blocked)
 		mu.Lock()
 		defer mu.Unlock()
 		for i := range manyLeases {
-			if key := fmt.Sprint("orders:", i); i != 1 {
-				require.GreaterOrEqual(t, renewed[key], 29, key)
-			}
+			require.Equal(t, 1, renewed[fmt.Sprint("orders:", i)], i)
 		}
 	})
+}
+
+// embedding is a wrapper that has the methods of its client, but wants to see each command.
+type embedding struct {
+	*redis.Client
+	wrapper redislease.RedisClient
+}
+
+func (e embedding) Process(ctx context.Context, cmd redis.Cmder) error {
+	return e.wrapper.Process(ctx, cmd)
 }
 
 func TestAWrapperSeesEachRenewalByItself(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		w := new(traffic)
 		b.redis.AddHook(w)
+		b.client = embedding{b.redis, b.client}
 		k := b.locker(redislease.WithTTL(manyTTL))
 		redislease.SetRandom(k, func() float64 { return 0 })
 		for i := range manyLeases {

@@ -1,7 +1,6 @@
 package redislease
 
 import (
-	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,9 +46,9 @@ func SetClock(k *Locker, since func(base time.Time) (monotonic, wall time.Durati
 // SetRandom makes k draw its jitter from f.
 func SetRandom(k *Locker, f func() float64) { k.clock.random = f }
 
-// SetBatches has k gather renewals that come so close behind another one, for so long, and send them by f.
-func SetBatches(k *Locker, close, within time.Duration, f func(ctx context.Context, cmds []redis.Cmder) error) {
-	k.batches.close, k.batches.within, k.batches.pipeline = close, within, f
+// SetBatches has k gather renewals that come so close behind another one, for so long, and send several of them by f.
+func SetBatches(k *Locker, behind, within time.Duration, f func(cmds []redis.Cmder) error) {
+	k.batches.behind, k.batches.within, k.batches.pipeline = behind, within, f
 }
 
 // InFlight returns how many renewals of l are in flight.

@@ -118,7 +118,7 @@ func New(client RedisClient, opts ...LockerOption) (*Locker, error) {
 		return nil, fmt.Errorf("redislease: new: %w", err)
 	}
 	k := &Locker{client: client, config: &c, clock: systemClock}
-	k.batches.close, k.batches.within, k.batches.pipeline = batchWithin, batchWithin, pipelined(client)
+	k.batches.behind, k.batches.within, k.batches.pipeline = batchWithin, batchWithin, pipelined(client)
 	return k, nil
 }
 

@@ -109,7 +109,7 @@ func WithMargin(margin time.Duration) Option {
 //
 // Renewals go out early at random, so that those of leases taken together do not come together: the first by up to half
 // the interval, all others by up to an eighth. Where a Locker sends hundreds a second, those that are due within 5 ms go
-// out together at the end of that time.
+// out together at the end of that time, if their interval is at least 100 ms.
 func WithRenewInterval(interval time.Duration) Option {
 	return leaseOption(func(c *config) {
 		if c.interval, c.set = interval, c.set|setInterval; interval == 0 {

@@ -403,6 +403,48 @@ func (c *command) process() error {
 	return c.answer(cmd, c.locker.client.Process(c, given))
 }
 
+// pipeline has a client execute commands with one write and one read.
+type pipeline func(cmds []redis.Cmder) error
+
+// pipelined returns how to have client do that, or nil.
+func pipelined(client RedisClient) pipeline {
+	c, ok := client.(*redis.Client)
+	if !ok {
+		return nil
+	}
+	return func(cmds []redis.Cmder) error {
+		ctx, p := context.Background(), c.Pipeline()
+		if err := p.BatchProcess(ctx, cmds...); err != nil {
+			return err
+		}
+		_, err := p.Exec(ctx)
+		return err
+	}
+}
+
+// run executes scripts and tells their owners. Like a command's run it belongs on a goroutine that can be left behind.
+func (p pipeline) run(list []*command) {
+	asked, cmds := make([]*redis.Cmd, len(list)), make([]redis.Cmder, len(list))
+	for i, c := range list {
+		asked[i] = redis.NewCmd(c, c.arguments()...)
+		cmds[i] = once{asked[i]}
+	}
+	err := errGoexit
+	defer func() {
+		if r := recover(); r != nil {
+			err = panicked(r)
+		}
+		for i, c := range list {
+			ofProcess := err
+			if asked[i].Val() != nil { // it is about another one
+				ofProcess = nil
+			}
+			c.conclude(c.answer(asked[i], ofProcess))
+		}
+	}()
+	err = p(cmds)
+}
+
 // answer reads the answer to a script.
 func (c *command) answer(cmd *redis.Cmd, ofProcess error) error {
 	reply, err := cmd.Result()
@@ -619,11 +661,16 @@ func (c *command) withdraw() bool {
 	return c.writes == 0
 }
 
-// dropped: nobody wants c to be sent any more.
-func (c *command) dropped() bool {
+// drop returns whether nobody wants c to be sent any more. Its owner has been told then.
+func (c *command) drop() bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.withdrawn || c.ctx.Err() != nil
+	unwanted := c.withdrawn || c.ctx.Err() != nil
+	c.mu.Unlock()
+	if unwanted {
+		c.judge(nil)
+		c.owner.answered(c)
+	}
+	return unwanted
 }
 
 // sentAt returns when c was first written, and whether it was.

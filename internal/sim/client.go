@@ -84,7 +84,7 @@ func (c *client) Subscribe(ctx context.Context, channels ...string) *redis.PubSu
 }
 
 // pipeline executes renewals as one pipeline.
-func (c *client) pipeline(ctx context.Context, cmds []redis.Cmder) error {
+func (c *client) pipeline(cmds []redis.Cmder) error {
 	o := c.p.w.oracle
 	x := from(c.p.place, name("pipeline"), uint64(time.Now().UnixNano()))
 	time.Sleep(x.between(1, time.Microsecond))
@@ -108,7 +108,7 @@ func (c *client) pipeline(ctx context.Context, cmds []redis.Cmder) error {
 		}
 	}()
 	err = c.process(x, owners, cmds, func() error {
-		p := c.redis.Pipeline()
+		ctx, p := context.Background(), c.redis.Pipeline()
 		_ = p.BatchProcess(ctx, cmds...)
 		_, err := p.Exec(ctx)
 		return err

@@ -1199,13 +1199,11 @@ func (o *oracle) hooked(a *acquisition) {
 	a.hooked = true
 }
 
-// gathered: n renewals go out as one pipeline.
+// gathered: several renewals go out as one pipeline.
 func (o *oracle) gathered(n int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if n > 1 {
-		o.tally.Gathered += n
-	}
+	o.tally.Gathered += n
 }
 
 // owner returns the acquisition that a token is of.

@@ -33,8 +33,9 @@ type Config struct {
 	Virtual time.Duration
 	// SetClock makes a Locker read its clock through c.
 	SetClock func(k *redislease.Locker, c Clock)
-	// SetBatches makes a Locker gather renewals that come so close behind another one, for so long, and send them by f.
-	SetBatches func(k *redislease.Locker, close, within time.Duration, f func(ctx context.Context, cmds []redis.Cmder) error)
+	// SetBatches makes a Locker gather renewals that come so close behind another one, for so long, and send several of them
+	// by f.
+	SetBatches func(k *redislease.Locker, behind, within time.Duration, f func(cmds []redis.Cmder) error)
 	// Trace, if set, gets every line of the history.
 	Trace func(line string)
 }
@@ -46,7 +47,7 @@ type Tally struct {
 	Held, Unknown, Failed              int // acquisitions without a lease
 	Released, ReleaseUnknown, Renewals int
 	Taken, Gone, Unconfirmed, MaxHold  int           // losses
-	Writes, Gathered                   int           // Gathered: renewals that went out in pipelines of several
+	Writes, Gathered                   int           // Gathered: renewals that went out in pipelines
 	Fenced, Landed, Refused, FellBack  int           // leases with a fence; their writes, and those refused where they land; numbers that fell back, as documented
 	Robbed                             int           // tokens that the server was made to forget or remember
 	Closest                            time.Duration // least time between the end of a belief and the earliest possible next holder
