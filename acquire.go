@@ -47,6 +47,7 @@ type asking struct {
 	failedAt time.Duration // the last of them
 	heldAt   time.Duration // when another was first found to hold the key; forever: not yet
 	winner   *command      // its token holds the key
+	ready    *command      // the next one that may take the key, if it has been made; nobody has sent it
 	fence    int64         // of winner; below 1: there is none, or it is not to be had
 }
 
@@ -164,8 +165,22 @@ func (a *asking) run() (lease *Lease, err error) {
 				continue
 			}
 		}
-		a.wakeAt(now, a.next(now))
-		wait(a.signal, a.ctx.Done())
+		a.sleep(now)
+	}
+}
+
+// sleep waits until there may be something to do. Meanwhile the hub may try.
+func (a *asking) sleep(now time.Duration) {
+	at := a.next(now)
+	soon := min(at, later(now, pollMost)) // a try of the hub that stays silent wakes nobody
+	offered := a.offer(soon)
+	if offered {
+		at = soon
+	}
+	a.wakeAt(now, at)
+	wait(a.signal, a.ctx.Done())
+	if offered {
+		a.retract()
 	}
 }
 
@@ -289,8 +304,7 @@ func (a *asking) next(now time.Duration) time.Duration {
 	return max(at, now)
 }
 
-// pause is how long to wait before the next try. It ends a little after the holder's key will have lapsed, of which
-// Redis tells whole milliseconds.
+// pause is how long to wait before the next try. It ends when the holder's key will have lapsed.
 func (a *asking) pause() time.Duration {
 	a.attempt++
 	var d time.Duration
@@ -299,10 +313,18 @@ func (a *asking) pause() time.Duration {
 	} else {
 		d = a.locker.clock.jitter(min(pollFirst<<min(a.attempt-1, 16), pollMost), 0.5)
 	}
-	if a.held && a.pttl >= 0 {
-		d = min(d, later(a.pttl, max(a.locker.clock.jitter(pollFirst, 1), 2*time.Millisecond)))
+	if a.held {
+		d = min(d, a.lapse())
 	}
 	return d
+}
+
+// lapse is how long the holder's key will live, and a little longer: Redis tells whole milliseconds.
+func (a *asking) lapse() time.Duration {
+	if a.pttl < 0 {
+		return forever
+	}
+	return later(a.pttl, max(a.locker.clock.jitter(pollFirst, 1), 2*time.Millisecond))
 }
 
 // send sends the next command: a check of the scripts, then SET, then the settling script. It returns false if there
@@ -313,9 +335,7 @@ func (a *asking) send(now time.Duration) bool {
 	}
 	c := &a.first
 	if a.asked {
-		c = a.command(a.ctx, a.acquisition, kindSettle, new(token))
-		listed := a.listed()
-		c.listed = &listed
+		c = a.settling()
 	} else {
 		c.target, c.ctx, c.owner, c.kind, c.token = a.target, a.ctx, a.acquisition, kindSet, &a.token
 		if a.config.fencing {
@@ -325,11 +345,30 @@ func (a *asking) send(now time.Duration) bool {
 	if !a.draw(now, c) {
 		return false
 	}
-	a.asked = true
-	a.taking = append(a.taking, c)
-	a.dispatch(now, c)
-	a.sendAt = later(now, a.config.haste())
+	c.began, c.beside = now, len(a.inFlight) > 0
+	a.takes(c)
+	go c.run()
 	return true
+}
+
+// settling returns the next command that may take the key, after the first one.
+func (a *asking) settling() *command {
+	if a.ready == nil {
+		a.ready = a.command(a.ctx, a.acquisition, kindSettle, new(token))
+	}
+	if len(a.taking) > 0 {
+		listed := a.listed()
+		a.ready.listed = &listed
+	}
+	return a.ready
+}
+
+// takes takes note that c, which may take the key, is sent.
+func (a *asking) takes(c *command) {
+	a.asked, a.ready = true, nil
+	a.taking = append(a.taking, c)
+	a.underWay(c)
+	a.sendAt = later(c.began, a.config.haste())
 }
 
 // check runs the renew and the release script with a token that nobody has, so that a server, a proxy or a user
@@ -360,13 +399,17 @@ func (a *asking) draw(now time.Duration, c *command) bool {
 }
 
 func (a *asking) dispatch(now time.Duration, c *command) {
-	if a.held || len(a.inFlight) == 0 {
-		a.quiet = now
-	}
 	c.began, c.beside = now, len(a.inFlight) > 0 && !c.check
+	a.underWay(c)
+	go c.run()
+}
+
+func (a *asking) underWay(c *command) {
+	if a.held || len(a.inFlight) == 0 {
+		a.quiet = c.began
+	}
 	a.inFlight = append(a.inFlight, c)
 	a.held, a.polling = false, false
-	go c.run()
 }
 
 // listed returns the commands whose tokens the settling script is asked about: the newest whose own answer is not

@@ -47,7 +47,7 @@ var mutants = []mutant{
 		caught: []string{"Err is nil though the key is not the lease's"}},
 	{name: "one token for SET and for settling",
 		edits: []edit{{"acquire.go", "kindSettle, new(token))", "kindSettle, &a.token)"},
-			{"acquire.go", "	if !a.draw(now, c) {\n		return false\n	}\n	a.asked", "	if !a.asked && !a.draw(now, c) {\n		return false\n	}\n	a.asked"}},
+			{"acquire.go", "	if !a.draw(now, c) {\n		return false\n	}\n	c.began", "	if !a.asked && !a.draw(now, c) {\n		return false\n	}\n	c.began"}},
 		caught: []string{"a command that may take the key carries a token that was sent before"}},
 	{name: "go-redis may send a SET again",
 		edits:  []edit{{"scripts.go", "func (onceBool) NoRetry() bool { return true }", "func (onceBool) NoRetry() bool { return false }"}},

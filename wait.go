@@ -71,7 +71,8 @@ type lull struct {
 
 // place is a waiter's place in a line.
 type place struct {
-	*target
+	*acquisition
+	deputy
 	line          *line
 	ahead, behind *place
 	endless       bool // it has no bound
@@ -109,7 +110,7 @@ func (q *queues) join(a *asking) {
 		}
 		q.lines[key] = l
 	}
-	p := &place{target: a.target, line: l, ahead: l.tail, endless: endless}
+	p := &place{acquisition: a.acquisition, line: l, ahead: l.tail, endless: endless}
 	if a.place = p; l.tail == nil {
 		l.head = p
 	} else {
@@ -270,6 +271,85 @@ func (a *asking) news() bool {
 	return heard
 }
 
+// offer has the hub try for a, which sleeps until the given time. It returns false if a has to be woken for that, since
+// what it has sent may yet take the key.
+func (a *asking) offer(until time.Duration) bool {
+	if a.place == nil || !a.polling || len(a.inFlight) > 0 || len(a.taking) > 0 {
+		return false
+	}
+	c := a.settling()
+	if newToken(c.token) != nil {
+		return false // it will be tried again, and said
+	}
+	q := &a.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	a.place.deputy = deputy{offered: true, until: until, ready: c}
+	return true
+}
+
+// retract has the hub try no more, and takes over what it has done.
+func (a *asking) retract() {
+	q := &a.locker.queues
+	q.mu.Lock()
+	d := a.place.deputy
+	a.place.deputy = deputy{}
+	q.mu.Unlock()
+	if d.refused != nil {
+		a.learnNo(d.refusedAt, d.refused)
+		a.polling, a.sendAt = true, min(a.sendAt, later(d.refusedAt, a.lapse()))
+	}
+	if a.ready = d.ready; d.ready == nil {
+		a.takes(d.sent)
+	}
+}
+
+// deputy is what the hub needs, and does, to try for a head that sleeps. Its Locker's queues.mu guards it.
+type deputy struct {
+	offered   bool          // it may
+	until     time.Duration // when the head will wake up by itself
+	ready     *command      // to be sent when a release is heard of; nil: it has been
+	sent      *command      // the last one that was
+	refused   *command      // the last one to which Redis said that another holds the key
+	refusedAt time.Duration
+}
+
+// try returns the command to send for the head, if it has left that to the hub. The head stays asleep.
+func (p *place) try() *command {
+	c := p.ready
+	if c != nil {
+		p.ready, p.sent = nil, c
+		c.owner, c.began = p, p.now()
+	}
+	return c
+}
+
+// answered implements owner for the tries of the hub. That another holds the key is no news for the head.
+func (p *place) answered(c *command) {
+	if c.verdict != no || !p.again(c) {
+		p.acquisition.answered(c)
+	}
+}
+
+// again makes another try ready after a No to c. It returns false if it is the head that has to go on.
+func (p *place) again(c *command) bool {
+	next := p.command(p.ctx, p.acquisition, kindSettle, new(token))
+	if newToken(next.token) != nil {
+		return false
+	}
+	q := &p.locker.queues
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := p.now()
+	lapses := c.code >= 0 && c.code < int64(pollMost/time.Millisecond)
+	if !p.offered || lapses && later(now, time.Duration(c.code)*time.Millisecond) < p.until {
+		return false
+	}
+	p.line.learnt(answerHeld, nil)
+	p.ready, p.refused, p.refusedAt = next, c, now
+	return true
+}
+
 // listen sees to it that releases of a's key will be heard of.
 func (a *asking) listen() {
 	if a.place == nil {
@@ -414,7 +494,8 @@ func (h *hub) follow(want map[string]struct{}) error {
 	pubsub, err := h.change(h.pubsub, more, less)
 	if err == nil && h.pubsub == nil {
 		h.pubsub, h.ended = pubsub, make(chan error, 1)
-		go h.read(h.pubsub, h.ended)
+		r := &reader{hub: h, pubsub: pubsub, ended: h.ended, over: make(chan struct{}), relay: make(chan struct{})}
+		go r.run()
 	}
 	return err
 }
@@ -448,7 +529,7 @@ func (h *hub) change(pubsub *redis.PubSub, more, less []string) (*redis.PubSub, 
 		r := result{pubsub, errGoexit}
 		defer func() {
 			if v := recover(); v != nil {
-				r.err = fmt.Errorf("the client panicked: %v", v)
+				r.err = panicked(v)
 			}
 			left.Add(-1)
 			if (r.err != nil && pubsub == nil || !given.CompareAndSwap(false, true)) && r.pubsub != nil {
@@ -529,47 +610,100 @@ func shut(p *redis.PubSub) {
 	_ = p.Close()
 }
 
-// read reads from the subscription until it fails.
-func (h *hub) read(pubsub *redis.PubSub, ended chan<- error) {
-	var err error
+// reader reads from a subscription until it fails. The goroutine that hears of a release sends the command that is ready
+// for it at once, since each change of goroutines would be felt by all who wait, and another one reads on: the one that
+// has sent the last command and stands by, or a new one, since an answer may be long in coming.
+type reader struct {
+	hub    *hub
+	pubsub *redis.PubSub
+	ended  chan<- error  // filled when nothing is read any more,
+	over   chan struct{} // and closed
+	relay  chan struct{} // where somebody stands by
+	spare  atomic.Bool   // somebody does
+}
+
+func (r *reader) run() {
+	err, reading := errGoexit, true
 	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the client panicked: %v", r)
+		if v := recover(); v != nil {
+			err = panicked(v)
 		}
-		ended <- err
+		if reading {
+			r.ended <- err
+			close(r.over)
+		}
 	}()
-	// With a context that has ended go-redis does not connect anew by itself (over TCP; with TLS, or a Dialer that does not
-	// ask the context, it does once, for nothing). It would be under a mutex that the hub needs, and what is published
-	// meanwhile would be lost without a word.
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	patience, timeout := listenQuiet, net.Error(nil)
 	for {
+		var c *command
+		if c, err = r.next(); c == nil {
+			return
+		}
+		reading = false
+		select {
+		case r.relay <- struct{}{}:
+		default:
+			go r.run()
+		}
+		c.run()
+		if !r.standBy() {
+			return
+		}
+		err, reading = errGoexit, true
+	}
+}
+
+// standBy waits until this goroutine has to read on. It returns false if none has to stand by any more.
+func (r *reader) standBy() bool {
+	if r.spare.Swap(true) {
+		return false
+	}
+	select {
+	case <-r.relay:
+		r.spare.Store(false)
+		return true
+	case <-r.over:
+		return false
+	}
+}
+
+// ended is a context that has ended. With it go-redis does not connect anew by itself when a subscription fails (over TCP;
+// with TLS, or a Dialer that does not ask the context, it does once, for nothing). It would be under a mutex that the hub
+// needs, and what is published meanwhile would be lost without a word.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// next reads until there is a command to send, and returns an error if the subscription fails before.
+func (r *reader) next() (c *command, err error) {
+	patience, timeout := listenQuiet, net.Error(nil)
+	for c == nil {
 		var message any
-		message, err = pubsub.ReceiveTimeout(over, patience)
+		message, err = r.pubsub.ReceiveTimeout(ended, patience)
 		switch m := message.(type) {
 		case *redis.Message:
-			h.hear(m.Channel, false)
+			c = r.hub.hear(m.Channel, false)
 		case *redis.Subscription:
-			h.hear(m.Channel, m.Kind == "subscribe")
+			c = r.hub.hear(m.Channel, m.Kind == "subscribe")
 		}
 		switch {
 		case err == nil:
 			patience = listenQuiet
 		case redis.HasErrorPrefix(err, "NOPERM"): // a channel that may not be listened to; any other reply is about them all
-			h.refused(err)
+			r.hub.refused(err)
 		case !errors.As(err, &timeout) || !timeout.Timeout():
-			return
+			return nil, err
 		case patience == listenPatience:
-			err = errDeaf
-			return
+			return nil, errDeaf
 		default:
 			patience = listenPatience
-			if err = pubsub.Ping(over); err != nil {
-				return
+			if err = r.pubsub.Ping(ended); err != nil {
+				return nil, err
 			}
 		}
 	}
+	return c, nil
 }
 
 // refused: Redis does not let one of the channels be listened to.
@@ -580,14 +714,14 @@ func (h *hub) refused(err error) {
 	h.locker.tellLocked(err)
 }
 
-// hear has the head of a line look again.
-func (h *hub) hear(channel string, confirmed bool) {
+// hear has the head of a line look again. It returns a command if that is all there is to do, and it has to be sent now.
+func (h *hub) hear(channel string, confirmed bool) *command {
 	q := &h.locker.queues
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.lines[channel[:max(0, len(channel)-len(releasedSuffix))]]
 	if l == nil {
-		return
+		return nil
 	}
 	if confirmed && l.wanted {
 		l.listening = true
@@ -595,7 +729,14 @@ func (h *hub) hear(channel string, confirmed bool) {
 			q.since = time.Now()
 		}
 	}
-	if l.heard = true; l.head != nil {
-		l.head.ring()
+	l.heard = true
+	if l.head == nil {
+		return nil
 	}
+	if c := l.head.try(); c != nil {
+		l.heard = false
+		return c
+	}
+	l.head.ring()
+	return nil
 }
