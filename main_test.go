@@ -29,6 +29,7 @@ func (p patient) Run() int {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		n := runtime.Stack(stacks, true)
 		if !bytes.Contains(stacks[:n], []byte("redislease.(*command).run")) && !bytes.Contains(stacks[:n], []byte("redislease.(*hub).")) &&
+			!bytes.Contains(stacks[:n], []byte("redislease.(*reader).")) &&
 			!bytes.Contains(stacks[:n], []byte("redislease.pipeline.run")) {
 			break
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -523,6 +524,152 @@ func TestTheNextInLineFindsAKeyThatLapsesUnreleased(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestWhoTriedInVainAfterAReleaseFindsAKeyThatLapsesUnreleased(t *testing.T) {
+	for name, opts := range map[string][]redislease.Option{
+		"by default":     nil,
+		"with a backoff": {deaf},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bubbled) {
+				k := b.waiting()
+				for round := range 30 {
+					held := b.acquire(k)
+					got := make(chan time.Duration)
+					go func() {
+						require.NoError(t, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error {
+							got <- b.now()
+							return nil
+						}, opts...))
+					}()
+					time.Sleep(10*time.Second + time.Duration(round)*97*time.Millisecond) // polls have grown rare
+					begun := b.now()
+					ctx, ttl := context.Background(), 300*time.Millisecond
+					require.NoError(t, b.redis.Set(ctx, "orders", "another's", ttl).Err())
+					require.NoError(t, b.redis.Publish(ctx, "orders:released", "").Err())
+					synctest.Wait()
+					require.NotEmpty(t, b.sent("settle", begun))
+					require.Less(t, <-got-begun, ttl+30*time.Millisecond, "the holder's TTL and a tick")
+					require.Error(t, held.Release())
+					synctest.Wait()
+				}
+				time.Sleep(3 * time.Second)
+			})
+		})
+	}
+}
+
+func TestATryThatIsNotAnsweredHoldsUpNoOtherSignal(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		const keys = 5
+		k := b.waiting(deaf)
+		answer := make(chan struct{})
+		var first atomic.Bool
+		b.fault(func(what string, execute func() error) error {
+			if what == "settle" && first.CompareAndSwap(true, false) {
+				<-answer
+			}
+			return execute()
+		})
+		var held []*redislease.Lease
+		got := make(chan string, keys)
+		for i := range keys {
+			key := fmt.Sprint("orders:", i)
+			held = append(held, acquire(t, k, key))
+			go func() {
+				require.NoError(t, k.Do(context.Background(), key, func(context.Context, *redislease.Lease) error {
+					got <- key
+					return nil
+				}))
+			}()
+			synctest.Wait()
+		}
+		first.Store(true)
+		begun := b.now()
+		for i, l := range held {
+			require.NoError(t, l.Release())
+			if synctest.Wait(); i > 0 {
+				require.Equal(t, l.Key(), <-got)
+			}
+		}
+		require.Equal(t, begun, b.now(), "no signal waits for an answer")
+		close(answer)
+		require.Equal(t, "orders:0", <-got)
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestATryThatStaysSilentIsFollowedByAnotherInTwoSeconds(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting(deaf)
+		held := b.acquire(k)
+		got := make(chan time.Duration)
+		go func() {
+			require.NoError(t, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error {
+				got <- b.now()
+				return nil
+			}))
+		}()
+		time.Sleep(time.Minute)
+		answer := make(chan struct{})
+		var first atomic.Bool
+		b.fault(func(what string, execute func() error) error {
+			if what == "settle" && first.CompareAndSwap(false, true) {
+				<-answer
+				return errReset
+			}
+			return execute()
+		})
+		begun := b.now()
+		require.NoError(t, held.Release())
+		require.LessOrEqual(t, <-got-begun, 2*time.Second)
+		close(answer)
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestOneGoroutineReadsAndOneStandsBy(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		const keys = 5
+		k, publish := b.waiting(deaf), b.redis.Publish
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		for i := range keys {
+			key := fmt.Sprint("orders:", i)
+			l := acquire(t, k, key)
+			defer func() { require.NoError(t, l.Release()) }()
+			go func() {
+				_, err := k.Acquire(ctx, key)
+				require.ErrorIs(t, err, context.Canceled)
+			}()
+			synctest.Wait()
+		}
+		b.fault(func(what string, execute func() error) error {
+			if what == "settle" {
+				time.Sleep(time.Second)
+			}
+			return execute()
+		})
+		for round := range 3 {
+			for i := range keys { // all at once, and each is followed by a try that takes a second
+				require.NoError(t, publish(ctx, fmt.Sprintf("orders:%d:released", i), "").Err())
+			}
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			stacks := make([]byte, 1<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			readers := 0
+			for _, stack := range strings.Split(string(stacks), "\n\n") { // those of earlier tests may not have ended
+				if strings.Contains(stack, "synctest bubble") && strings.Contains(stack, "redislease.(*reader).run(") {
+					readers++
+				}
+			}
+			require.Equal(t, 2, readers, round)
+		}
+		cancel()
+		time.Sleep(3 * time.Second)
+	})
 }
 
 func TestASubscriptionThatNeverLastsIsNotTriedInATightLoop(t *testing.T) {

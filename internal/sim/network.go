@@ -140,9 +140,9 @@ func (c *conn) describe(r *request) string {
 	return fmt.Sprintf("%s > %s %s %d %s", c.id, r.what, r.key, len(r.tokens), r.stamp)
 }
 
-// reply sends what the server answers.
-func (c *conn) reply(b []byte) {
-	c.send(down, func() { c.land(b) }, func() string { return fmt.Sprintf("%s < %q", c.id, b) })
+// reply sends what the server answers. landed is called when it has reached the client.
+func (c *conn) reply(b []byte, landed ...func()) {
+	c.send(down, func() { c.land(b, landed) }, func() string { return fmt.Sprintf("%s < %q", c.id, b) })
 }
 
 // send decides about a message, and has it arrive.
@@ -240,14 +240,18 @@ func (c *conn) salt() time.Duration {
 }
 
 // land hands bytes to the client. If they are the last, its next write finds the connection reset, however soon it is.
-func (c *conn) land(b []byte) {
+func (c *conn) land(b []byte, landed []func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.closed {
-		c.in = append(c.in, b...)
-		c.reset = c.reset || c.last
-		c.cond.Broadcast()
+	if c.closed {
+		return
 	}
+	for _, f := range landed {
+		f()
+	}
+	c.in = append(c.in, b...)
+	c.reset = c.reset || c.last
+	c.cond.Broadcast()
 }
 
 // cut resets the connection, as seen by both ends.

@@ -56,12 +56,17 @@ const (
 	wrongCause          = "a context or a lease ended with a cause that is not so"
 	wrongUntil          = "Until or the deadline is not when the lease ends"
 	outOfTurn           = "a waiter was served before one that had come earlier"
+	unheeded            = "a signal was not followed by a try"
+	tooManyTries        = "a waiter sent more commands than its budget"
 	fellBack            = "a fence is not greater than one before"
 	wrongFence          = "a lease has another fence than was drawn for it"
 	drawnForNobody      = "a fence was drawn, and the key not taken"
 	staleAccepted       = "a stale write was accepted after a newer one"
 	holderRefused       = "a holder's write was refused as stale"
 )
+
+// soon is within what time a signal is followed by a try in a calm world: what is in flight is answered before.
+const soon = 250 * time.Millisecond
 
 // slack is for what happens within one virtual instant, give or take the salts.
 const slack = 5 * time.Microsecond
@@ -84,6 +89,8 @@ type truth struct {
 	item item
 	at   time.Time      // when it changed
 	open []*acquisition // under way, or with a lease that has not ended
+
+	tried map[*process]time.Time // when a process last wrote a command that may take the key
 
 	greatest int64 // of the fences that were drawn
 	era      int   // counts the times that it fell back as documented
@@ -159,7 +166,7 @@ type terms struct {
 	ttl, margin, interval, maxHold time.Duration
 	maxRenewals                    int // -1: no limit
 	timeout                        time.Duration
-	fencing                        bool
+	fencing, backoff               bool // backoff: the caller's own
 }
 
 func (t *terms) useful() time.Duration { return t.ttl - t.margin }
@@ -177,6 +184,8 @@ type acquisition struct {
 
 	grants  []*grant
 	calls   uint64
+	tries   int    // commands written that may take the key
+	signals int    // that its process got while it waited
 	flying  int    // commands that may take the key, called for less than a TTL ago and unanswered
 	pending int    // commands without an answer
 	ending  bool   // it cleans up
@@ -225,7 +234,7 @@ func (o *oracle) violateLocked(a *acquisition, what, format string, args ...any)
 func (o *oracle) truthOf(key string) *truth {
 	t := o.truths[key]
 	if t == nil {
-		t = &truth{}
+		t = &truth{tried: map[*process]time.Time{}}
 		o.truths[key] = t
 	}
 	return t
@@ -268,6 +277,8 @@ func (o *oracle) written(p *process, r *request) {
 		if g.written.IsZero() {
 			g.written = now
 		}
+		a.tries++
+		o.truthOf(a.key).tried[p] = now
 		if a.over {
 			o.violateLocked(a, writtenTooLate, "%s", r.what)
 		}
@@ -426,6 +437,7 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 	a.over, a.err, a.lease = true, err, l
 	now := time.Now()
 	o.boundedLocked(a, now)
+	o.sparingLocked(a, now)
 	t := o.truthOf(a.key)
 	if l == nil {
 		if o.refusedLocked(a); len(a.ends) > 0 {
@@ -560,6 +572,50 @@ func (o *oracle) landed(a *acquisition) {
 		o.violateLocked(a, staleAccepted, "%v after %v", own, last)
 	}
 	t.accepted = own
+}
+
+// heard: a process is being told that a key was released, or that it will be told of that from now on. Somebody who waits
+// has to try then. In a calm world that can be seen.
+func (o *oracle) heard(p *process, key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.w.weather.calm {
+		return
+	}
+	t, now := o.truthOf(key), time.Now()
+	var waiters []*acquisition
+	for _, a := range t.open {
+		if a.p == p && a.waiting && !a.over {
+			a.signals++
+			waiters = append(waiters, a)
+		}
+	}
+	if len(waiters) == 0 || now.Sub(waiters[0].start) < soon {
+		return
+	}
+	time.AfterFunc(soon, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for _, a := range waiters {
+			bounded := a.terms.timeout > 0 && time.Since(a.start) >= a.terms.timeout
+			if a.over || len(a.ends) > 0 || bounded || a.ctx.Err() != nil {
+				return // who has the key, or leaves, need not try
+			}
+		}
+		if t.tried[p].Before(now) {
+			o.violateLocked(waiters[0], unheeded, "%v after it", time.Since(now))
+		}
+	})
+}
+
+// sparingLocked checks that a waiter in a calm world has sent no more than one command for each signal, some while its
+// polls were growing rarer, and then about one a second, or two if a key lives no longer. A command may be repeated once
+// where an answer takes longer than a tenth of the TTL.
+func (o *oracle) sparingLocked(a *acquisition, now time.Time) {
+	most := 2 * (10 + a.signals + 2*int(now.Sub(a.start)/time.Second))
+	if o.w.weather.calm && a.waiting && !a.terms.backoff && a.tries > most {
+		o.violateLocked(a, tooManyTries, "%d in %v with %d signals", a.tries, now.Sub(a.start), a.signals)
+	}
 }
 
 func (o *oracle) closeLocked(t *truth, a *acquisition) {

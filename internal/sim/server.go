@@ -2,6 +2,7 @@ package sim
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -30,6 +31,9 @@ type change struct {
 	key    string
 	before item
 }
+
+// releasedSuffix is that of the channel that tells of a key's release.
+const releasedSuffix = ":released"
 
 // replicaLag is how far behind a replica may be.
 const replicaLag = time.Second
@@ -128,7 +132,7 @@ func (s *server) serve(c *conn, r *request) {
 	s.mu.Unlock()
 	c.reply(render(nil, reply, c.resp3))
 	for _, l := range released {
-		l.reply(render(nil, push{"message", r.key + ":released", ""}, l.resp3))
+		l.reply(render(nil, push{"message", r.key + releasedSuffix, ""}, l.resp3), func() { s.w.oracle.heard(l.p, r.key) })
 	}
 }
 
@@ -149,15 +153,17 @@ func (s *server) listen(c *conn, r *request) {
 	}
 	s.mu.Lock()
 	var replies []byte
+	var landed []func()
 	for i, channel := range r.args[1:] {
 		s.listeners[channel] = slices.DeleteFunc(s.listeners[channel], func(other *conn) bool { return other == c })
 		if r.args[0] == "subscribe" {
 			s.listeners[channel] = append(s.listeners[channel], c)
+			landed = append(landed, func() { s.w.oracle.heard(c.p, strings.TrimSuffix(channel, releasedSuffix)) })
 		}
 		replies = render(replies, push{r.args[0], channel, int64(i + 1)}, c.resp3)
 	}
 	s.mu.Unlock()
-	c.reply(replies)
+	c.reply(replies, landed...)
 }
 
 // refuse returns an error reply if this command, or every command for now, gets one.
@@ -189,7 +195,7 @@ func (s *server) execute(c *conn, r *request) any {
 		s.undo = append(s.undo, change{time.Now(), r.key, before})
 	}
 	if r.what == whatRelease && before != after {
-		s.released = slices.Clone(s.listeners[r.key+":released"])
+		s.released = slices.Clone(s.listeners[r.key+releasedSuffix])
 	}
 	s.w.oracle.executed(c.p, r, before, after, reply)
 	if r.fenceKey != "" {

@@ -64,6 +64,7 @@ func (k *worker) terms(c *chance) (t terms, opts []redislease.Option) {
 	})
 	add(0.2, func() redislease.Option {
 		d := c.between(0, time.Second)
+		t.backoff = true
 		return redislease.WithBackoff(func(int) time.Duration { return d })
 	})
 	add(0.5, func() redislease.Option { t.fencing = true; return redislease.WithFencing() })
