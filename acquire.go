@@ -26,7 +26,8 @@ import (
 // within a TTL, since only granted tokens are renewed.
 //
 // Commands are sent from goroutines of their own; their answers queue up for the caller's goroutine, which alone
-// decides: that is an asking. After the decision an answer looks after itself.
+// decides: that is an asking. (While it sleeps in line the hub may send the next command for it: see wait.go.) After the
+// decision an answer looks after itself.
 type asking struct {
 	*acquisition
 	place    *place        // in line; nil: in none

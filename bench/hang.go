@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 	"strconv"
 	"time"
 
@@ -29,41 +28,21 @@ const (
 
 func (h *harness) hang(p hangPlan) *table {
 	t := &table{scenario: hang, columns: []string{columnHeld, columnTold, columnTooLong, columnEarly, columnLost}}
-	adapters := pick(hang, h.globs)
 	for _, part := range p.parts {
 		cell := fmt.Sprintf("Redis hangs for %v TTLs of %v under %d leases", part, p.ttl, p.leases)
-		for round := range p.rounds {
-			for i := range adapters {
-				a := adapters[(i+round)%len(adapters)]
-				h.logf("round %d of %d: %s with %s", round+1, p.rounds, cell, a.name)
-				values, err := h.hangOf(a, p.leases, p.ttl, time.Duration(part*float64(p.ttl)))
-				r := result{cell, a.name, round, values, ""}
-				if err != nil {
-					r.problem = err.Error()
-				}
-				t.add(r)
-			}
-		}
+		d := time.Duration(part * float64(p.ttl))
+		h.inTurn(t, cell, p.rounds, func(a adapter) (map[string]float64, error) { return h.hangOf(a, p.leases, p.ttl, d) })
 	}
 	return t
 }
 
 // hangOf has a fresh process hold n leases while Redis hangs.
 func (h *harness) hangOf(a adapter, n int, ttl, d time.Duration) (map[string]float64, error) {
-	if err := h.server.flush(); err != nil {
-		return nil, err
-	}
-	p, err := spawn()
+	p, _, err := h.holder(a, n, ttl)
 	if err != nil {
 		return nil, err
 	}
 	defer p.end()
-	if _, err := p.ask(request{Do: doOpen, Adapter: a.name, Addr: h.server.addr, TTL: ttl, RenewEvery: ttl / 3}); err != nil {
-		return nil, err
-	}
-	if _, err := p.ask(request{Do: doTake, N: n}); err != nil {
-		return nil, err
-	}
 	time.Sleep(ttl + ttl/2) // with some renewals
 	if err := p.tell(request{Do: doTold, For: d + ttl}); err != nil {
 		return nil, err
@@ -76,11 +55,13 @@ func (h *harness) hangOf(a adapter, n int, ttl, d time.Duration) (map[string]flo
 	if err != nil {
 		return nil, err
 	}
-	return judged(heard.Told, until, d >= ttl), nil
+	return judged(heard, until, d >= ttl), nil
 }
 
-// judged compares when leases were told of their end, zero: not at all, with when their keys could expire.
-func judged(told, until []time.Time, expire bool) map[string]float64 {
+// judged compares when holders were told of the end of their leases with when the keys could expire. Who was not told until
+// the watch ended is told then, for all that one knows.
+func judged(heard reply, until []time.Time, expire bool) map[string]float64 {
+	told := heard.Told
 	var inTime, lost, tooLong, early float64
 	for i, at := range told {
 		if !at.IsZero() {
@@ -89,10 +70,10 @@ func judged(told, until []time.Time, expire bool) map[string]float64 {
 		if !expire {
 			continue
 		}
-		by := at.Sub(until[i])
-		switch {
-		case at.IsZero():
-			tooLong = math.Inf(1)
+		if at.IsZero() {
+			at = heard.At
+		}
+		switch by := at.Sub(until[i]); {
 		case by <= 0:
 			inTime++
 			early = max(early, millis(-by))

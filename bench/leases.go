@@ -17,8 +17,7 @@ type leases struct {
 	keys       []string    // kept, like taken, since they are part of the baseline
 	taken      []time.Time // when each was acquired
 	baseline   census
-	lost       atomic.Int64                // renewals here that failed
-	failed     []atomic.Pointer[time.Time] // when the first one of each lease did
+	failed     []atomic.Pointer[time.Time] // when the first renewal here of each lease failed
 
 	// For those that do not renew themselves.
 	stop     chan struct{} // closed before the leases are released
@@ -76,7 +75,6 @@ func (l *leases) renew(ctx context.Context, h renewer, failed *atomic.Pointer[ti
 			return
 		case <-ticker.C:
 			if h.renew(ctx) != nil {
-				l.lost.Add(1)
 				now := time.Now()
 				failed.CompareAndSwap(nil, &now)
 			}
@@ -89,20 +87,27 @@ func (l *leases) renew(ctx context.Context, h renewer, failed *atomic.Pointer[ti
 func (l *leases) watch(d time.Duration) reply {
 	told := make([]time.Time, len(l.handles))
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		for i, h := range l.handles {
-			if !told[i].IsZero() {
-				continue
-			}
-			if _, renewedHere := h.(renewer); renewedHere {
-				if at := l.failed[i].Load(); at != nil {
-					told[i] = *at
-				}
-			} else if v, ok := h.(validator); ok && !v.valid() {
-				told[i] = time.Now()
+		for i := range l.handles {
+			if told[i].IsZero() {
+				told[i], _ = l.ended(i)
 			}
 		}
 	}
-	return reply{Told: told}
+	return reply{Told: told, At: time.Now()}
+}
+
+// ended returns whether the holder of the i-th lease knows that it has ended, and since when.
+func (l *leases) ended(i int) (at time.Time, ended bool) {
+	if _, renewedHere := l.handles[i].(renewer); renewedHere { // perhaps right now, and not every library can be asked then
+		if failed := l.failed[i].Load(); failed != nil {
+			return *failed, true
+		}
+		return time.Time{}, false
+	}
+	if v, ok := l.handles[i].(validator); ok && !v.valid() {
+		return time.Now(), true
+	}
+	return time.Time{}, false
 }
 
 func (l *leases) releaseAll(ctx context.Context) (answer reply) {
@@ -123,10 +128,9 @@ func (l *leases) releaseAll(ctx context.Context) (answer reply) {
 
 // census counts what this process has, less what it had before it took the leases.
 func (l *leases) census() census {
-	c := census{Goroutines: runtime.NumGoroutine() - l.baseline.Goroutines, Lost: int(l.lost.Load())}
-	for _, h := range l.handles {
-		_, renewedHere := h.(renewer) // and perhaps right now, which not every library allows beside other calls
-		if v, ok := h.(validator); ok && !renewedHere && !v.valid() {
+	c := census{Goroutines: runtime.NumGoroutine() - l.baseline.Goroutines}
+	for i := range l.handles {
+		if _, ended := l.ended(i); ended {
 			c.Lost++
 		}
 	}

@@ -33,44 +33,56 @@ const (
 func (h *harness) live(p livePlan) *table {
 	t := &table{scenario: live, columns: []string{columnTake, columnHeapStack, columnGoroutines, columnRenewals,
 		columnClientCPU, columnServerCPU, columnLateP50, columnLateP99, columnLateMax, columnLost, columnRelease}}
-	adapters := pick(live, h.globs)
 	for _, n := range p.leases {
 		cell := fmt.Sprintf("%d live leases in one process, TTL %v", n, p.ttl)
-		for round := range p.rounds {
-			for i := range adapters {
-				a := adapters[(i+round)%len(adapters)]
-				h.logf("round %d of %d: %d leases of %s", round+1, p.rounds, n, a.name)
-				values, err := h.liveOf(a, n, p.ttl)
-				r := result{cell, a.name, round, values, ""}
-				if err != nil {
-					r.problem = err.Error()
-				}
-				t.add(r)
-			}
-		}
+		h.inTurn(t, cell, p.rounds, func(a adapter) (map[string]float64, error) { return h.liveOf(a, n, p.ttl) })
 	}
 	return t
 }
 
+// inTurn measures the adapters of a scenario by turns, and adds what that gives to the table.
+func (h *harness) inTurn(t *table, cell string, rounds int, measure func(adapter) (map[string]float64, error)) {
+	adapters := pick(t.scenario, h.globs)
+	for round := range rounds {
+		for i := range adapters {
+			a := adapters[(i+round)%len(adapters)]
+			h.logf("round %d of %d: %s: %s", round+1, rounds, cell, a.name)
+			values, err := measure(a)
+			r := result{cell, a.name, round, values, ""}
+			if err != nil {
+				r.problem = err.Error()
+			}
+			t.add(r)
+		}
+	}
+}
+
+// holder starts a fresh process that takes n leases on an empty server. It has to be ended unless there is an error.
+func (h *harness) holder(a adapter, n int, ttl time.Duration) (p *process, taken reply, err error) {
+	if err := h.server.flush(); err != nil {
+		return nil, reply{}, err
+	}
+	if p, err = spawn(); err != nil {
+		return nil, reply{}, err
+	}
+	_, err = p.ask(request{Do: doOpen, Adapter: a.name, Addr: h.server.addr, TTL: ttl, RenewEvery: ttl / 3})
+	if err == nil {
+		taken, err = p.ask(request{Do: doTake, N: n})
+	}
+	if err != nil {
+		p.end()
+	}
+	return p, taken, err
+}
+
 // liveOf has a fresh process take the leases, watches for a renewal interval and a bit, and has it release them.
 func (h *harness) liveOf(a adapter, n int, ttl time.Duration) (map[string]float64, error) {
-	if err := h.server.flush(); err != nil {
-		return nil, err
-	}
-	p, err := spawn()
+	p, taken, err := h.holder(a, n, ttl)
 	if err != nil {
 		return nil, err
 	}
 	defer p.end()
-	interval := ttl / 3
-	if _, err := p.ask(request{Do: doOpen, Adapter: a.name, Addr: h.server.addr, TTL: ttl, RenewEvery: interval}); err != nil {
-		return nil, err
-	}
-	taken, err := p.ask(request{Do: doTake, N: n})
-	if err != nil {
-		return nil, err
-	}
-	w, err := h.watch(p, interval)
+	w, err := h.watch(p, ttl/3)
 	if err != nil {
 		return nil, err
 	}
