@@ -58,18 +58,28 @@ func InFlight(l *Lease) int {
 	return len(l.flights)
 }
 
-// AwaitListening waits until Redis has confirmed that k listens to releases of the key, and the head of its line has
-// looked again.
+// AwaitListening waits until Redis has confirmed that k listens to releases of the key, and has been asked once more.
 func AwaitListening(t testing.TB, k *Locker, key string) {
+	t.Helper()
+	awaitLine(t, k, key, "nobody listens", func(l *line) bool { return l.listening && !l.heard })
+}
+
+// AwaitHeld waits until whoever waits for the key through k has been told that another holds it.
+func AwaitHeld(t testing.TB, k *Locker, key string) {
+	t.Helper()
+	awaitLine(t, k, key, "nobody was told", func(l *line) bool { return l.last == answerHeld })
+}
+
+func awaitLine(t testing.TB, k *Locker, key, otherwise string, ok func(l *line) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		k.queues.mu.Lock()
 		l := k.queues.lines[key]
-		ok := l != nil && l.listening && !l.heard
+		done := l != nil && ok(l)
 		k.queues.mu.Unlock()
-		if ok {
+		if done {
 			return
 		}
 	}
-	t.Fatal("nobody listens")
+	t.Fatal(otherwise)
 }

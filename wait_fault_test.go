@@ -22,7 +22,7 @@ import (
 
 const (
 	waitSeeds   = 300
-	waitAtATime = 30
+	waitAtATime = 100
 	waitTTL     = 3 * time.Second
 	waitMost    = 20 * time.Second // ten polls, and every handoff may cost a TTL
 )

@@ -806,6 +806,7 @@ func TestAChannelThatIsDeniedDoesNotConcernTheOthers(t *testing.T) {
 	redislease.AwaitListening(t, k, "a:1")
 	require.NoError(t, held.Release())
 	require.NoError(t, (<-got).Release())
+	redislease.AwaitHeld(t, k, "b:1")
 	cancel()
 	require.ErrorIs(t, <-denied, redislease.ErrNotAcquired)
 }
