@@ -89,25 +89,23 @@ func (l *leases) watch(d time.Duration) reply {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		for i := range l.handles {
 			if told[i].IsZero() {
-				told[i], _ = l.ended(i)
+				told[i] = l.ended(i)
 			}
 		}
 	}
 	return reply{Told: told, At: time.Now()}
 }
 
-// ended returns whether the holder of the i-th lease knows that it has ended, and since when.
-func (l *leases) ended(i int) (at time.Time, ended bool) {
+// ended returns since when the holder of the i-th lease knows that it has ended; zero: it does not.
+func (l *leases) ended(i int) (at time.Time) {
 	if _, renewedHere := l.handles[i].(renewer); renewedHere { // perhaps right now, and not every library can be asked then
 		if failed := l.failed[i].Load(); failed != nil {
-			return *failed, true
+			at = *failed
 		}
-		return time.Time{}, false
+	} else if v, ok := l.handles[i].(validator); ok && !v.valid() {
+		at = time.Now()
 	}
-	if v, ok := l.handles[i].(validator); ok && !v.valid() {
-		return time.Now(), true
-	}
-	return time.Time{}, false
+	return at
 }
 
 func (l *leases) releaseAll(ctx context.Context) (answer reply) {
@@ -130,7 +128,7 @@ func (l *leases) releaseAll(ctx context.Context) (answer reply) {
 func (l *leases) census() census {
 	c := census{Goroutines: runtime.NumGoroutine() - l.baseline.Goroutines}
 	for i := range l.handles {
-		if _, ended := l.ended(i); ended {
+		if !l.ended(i).IsZero() {
 			c.Lost++
 		}
 	}
