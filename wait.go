@@ -254,8 +254,8 @@ func (a *asking) news() bool {
 	return heard
 }
 
-// offer has the hub try for a, which sleeps until the given time. It returns false if a has to be woken for that, since
-// what it has sent may yet take the key.
+// offer has the hub try for a, which sleeps until the given time. It returns false if a has to try by itself: it does not
+// wait for a holder in line, or what it has sent may yet take the key.
 func (a *asking) offer(until time.Duration) bool {
 	if a.place == nil || !a.polling || len(a.inFlight) > 0 || len(a.taking) > 0 {
 		return false

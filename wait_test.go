@@ -39,6 +39,18 @@ func (b *bubbled) waiting(opts ...redislease.LockerOption) *redislease.Locker {
 	return newLocker(b, listener{b.client.(*hooked)}, opts...)
 }
 
+// served has somebody wait for the key, and tells when he got it.
+func (b *bubbled) served(k *redislease.Locker, opts ...redislease.Option) <-chan time.Duration {
+	at := make(chan time.Duration)
+	go func() {
+		require.NoError(b, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error {
+			at <- b.now()
+			return nil
+		}, opts...))
+	}()
+	return at
+}
+
 func TestAWaiterIsWokenByTheRelease(t *testing.T) {
 	everywhere(t, func(t *testing.T, w *world) {
 		a, other := w.locker(), w.locker(deaf)
@@ -536,13 +548,7 @@ func TestWhoTriedInVainAfterAReleaseFindsAKeyThatLapsesUnreleased(t *testing.T) 
 				k := b.waiting()
 				for round := range 30 {
 					held := b.acquire(k)
-					got := make(chan time.Duration)
-					go func() {
-						require.NoError(t, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error {
-							got <- b.now()
-							return nil
-						}, opts...))
-					}()
+					got := b.served(k, opts...)
 					time.Sleep(10*time.Second + time.Duration(round)*97*time.Millisecond) // polls have grown rare
 					begun := b.now()
 					ctx, ttl := context.Background(), 300*time.Millisecond
@@ -604,13 +610,7 @@ func TestATryThatStaysSilentIsFollowedByAnotherInTwoSeconds(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		k := b.waiting(deaf)
 		held := b.acquire(k)
-		got := make(chan time.Duration)
-		go func() {
-			require.NoError(t, k.Do(context.Background(), "orders", func(context.Context, *redislease.Lease) error {
-				got <- b.now()
-				return nil
-			}))
-		}()
+		got := b.served(k)
 		time.Sleep(time.Minute)
 		answer := make(chan struct{})
 		var first atomic.Bool
