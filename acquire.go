@@ -178,6 +178,9 @@ func (a *asking) sleep(now time.Duration) {
 	if offered {
 		at = soon
 	}
+	if len(a.inFlight) > 0 { // most answers come before, so that it need not be exact
+		at = a.about(now, at)
+	}
 	a.wakeAt(now, at)
 	wait(a.signal, a.ctx.Done())
 	if offered {
@@ -428,7 +431,7 @@ func (a *asking) forget(now time.Duration) {
 		if !ok || now-max(sent, c.extended) < two {
 			return !ok && now-c.began >= two && c.withdraw()
 		}
-		if !c.taken && !c.settled && a.last == answerHeld { // by another, or by what this took
+		if !c.settled && a.last == answerHeld { // by another, or by what this took
 			a.held, a.last = false, answerNone
 		}
 		return true

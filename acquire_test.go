@@ -3,6 +3,7 @@ package redislease_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -492,5 +493,33 @@ func TestABackoffThatPanicsLeavesNothingBehind(t *testing.T) {
 		b.fault(nil)
 		time.Sleep(2 * time.Second)
 		require.Empty(t, b.get("orders"))
+	})
+}
+
+func TestANoThatMayBeAboutAnOwnTokenIsNoAnswerHoweverLateItComes(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var s redislease.Skew
+		k := b.locker(redislease.WithTTL(time.Second))
+		redislease.SetSkew(k, &s)
+		taken := make(chan struct{})
+		take := sync.OnceFunc(func() { close(taken) })
+		b.fault(func(what string, execute func() error) error {
+			switch what {
+			case "set": // is executed when another token of the same acquisition holds the key
+				<-taken
+				err := execute()
+				s.Suspend(time.Minute)
+				return err
+			case "settle":
+				_ = execute()
+				time.AfterFunc(time.Millisecond, take)
+				return errReset
+			}
+			return execute()
+		})
+		_, err := k.TryAcquire(context.Background(), "orders")
+		require.NotErrorIs(t, err, redislease.ErrNotAcquired)
+		require.ErrorIs(t, err, errReset, "whatever it took has lapsed by then")
+		require.NotEmpty(t, b.sent("settle", 0))
 	})
 }

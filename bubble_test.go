@@ -259,7 +259,7 @@ func TestRenewalsKeepTheirCadenceForHours(t *testing.T) {
 			require.Greater(t, b.operator.PTTL(context.Background(), "orders").Val(), 19*time.Second)
 		}
 		renewals := b.sent("renew", begun)
-		require.InDelta(t, 3*3600/9.4, len(renewals), 40)
+		require.InDelta(t, 3*3600/9.35, len(renewals), 40)
 		gaps := map[time.Duration]bool{}
 		for i, at := range renewals {
 			gap, least := at-begun, 10*time.Second/2
@@ -267,10 +267,10 @@ func TestRenewalsKeepTheirCadenceForHours(t *testing.T) {
 				gap, least = at-renewals[i-1], 10*time.Second*7/8
 			}
 			require.LessOrEqual(t, gap, 10*time.Second, "jitter only makes a renewal earlier")
-			require.GreaterOrEqual(t, gap, least)
-			gaps[gap.Truncate(time.Millisecond)] = true
+			require.Greater(t, gap, least-100*time.Millisecond, "by a part of the interval and up to the tick before")
+			gaps[gap] = true
 		}
-		require.Greater(t, len(gaps), 200, "renewals are spread")
+		require.Greater(t, len(gaps), 12, "renewals are spread")
 		require.NoError(t, l.Release())
 	})
 }
@@ -538,8 +538,15 @@ func TestASuspendedMachineFindsOutByItself(t *testing.T) {
 		at := b.now()
 		s.Suspend(time.Hour / 4)
 		<-watched.Context().Done()
-		require.LessOrEqual(t, b.now()-at, 5*time.Second, "within half a renewal interval where nobody does")
+		require.LessOrEqual(t, b.now()-at, time.Second, "within a second where nobody does")
 		require.ErrorIs(t, watched.Release(), redislease.ErrUnconfirmed)
+
+		rarely := b.acquire(k, redislease.WithTTL(10*time.Hour), redislease.WithMaxHold(redislease.NoMaxHold))
+		at = b.now()
+		s.Suspend(10 * time.Hour)
+		<-rarely.Context().Done()
+		require.LessOrEqual(t, b.now()-at, time.Minute, "or soon, for how seldom it is renewed")
+		require.ErrorIs(t, rarely.Release(), redislease.ErrUnconfirmed)
 	})
 }
 

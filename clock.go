@@ -14,8 +14,8 @@ import (
 // read, the greater counts, and where they differ too much a clock that does run during a suspend decides, if the
 // system has one.
 type clock struct {
-	// since says how long ago base was, by the monotonic and by the wall clock.
-	since func(base instant) (monotonic, wall time.Duration)
+	// since says how long ago base was, by the monotonic and by the wall clock, and what time it is.
+	since func(base instant) (monotonic, wall time.Duration, now time.Time)
 	// boot reads a clock that runs during a suspend, too; false where there is none.
 	boot func() (time.Duration, bool)
 	// afterFunc is time.AfterFunc.
@@ -26,14 +26,15 @@ type clock struct {
 
 // instant is a moment by all clocks. Other readings are relative to one that each acquisition makes for itself.
 type instant struct {
-	time time.Time
-	boot time.Duration
+	time      time.Time
+	boot      time.Duration
+	monotonic time.Duration // since the Locker's first one
 }
 
 var systemClock = clock{
-	since: func(base instant) (monotonic, wall time.Duration) {
-		now := time.Now()
-		return now.Sub(base.time), time.Duration(now.UnixNano() - base.time.UnixNano())
+	since: func(base instant) (monotonic, wall time.Duration, now time.Time) {
+		now = time.Now()
+		return now.Sub(base.time), time.Duration(now.UnixNano() - base.time.UnixNano()), now
 	},
 	boot:      bootTime,
 	afterFunc: time.AfterFunc,
@@ -47,25 +48,29 @@ const anchorDrift = time.Millisecond
 // the other two have gone on together since: there was no suspend then, or it was hidden by a step of the wall clock, and
 // the reading lags behind. Both make it look longer ago, never shorter.
 func (c *clock) now(anchor *atomic.Pointer[instant]) instant {
-	if a := anchor.Load(); a != nil {
-		monotonic, wall := c.since(*a)
-		if apart := wall - monotonic; apart <= anchorDrift && apart >= -anchorDrift {
-			return instant{time.Now(), a.boot + monotonic}
+	for {
+		var monotonic time.Duration
+		a := anchor.Load()
+		if a != nil {
+			passed, wall, now := c.since(*a)
+			monotonic = a.monotonic + passed
+			if apart := wall - passed; apart <= anchorDrift && apart >= -anchorDrift {
+				return instant{now, a.boot + passed, monotonic}
+			}
+		}
+		boot, _ := c.boot()
+		now := instant{time.Now(), boot, monotonic}
+		if anchor.CompareAndSwap(a, &now) {
+			return now
 		}
 	}
-	boot, ok := c.boot()
-	now := instant{time.Now(), boot}
-	if ok {
-		anchor.Store(&now)
-	}
-	return now
 }
 
 // elapsed returns how long ago base was. The monotonic and the wall clock may differ by tolerance before a third clock
 // is asked. ahead belongs to base: it keeps by how much the result has been ahead of the monotonic clock, which it
 // stays, so that two readings can be compared whatever the other clocks did in between.
 func (c *clock) elapsed(base instant, tolerance time.Duration, ahead *atomic.Int64) time.Duration {
-	monotonic, wall := c.since(base)
+	monotonic, wall, _ := c.since(base)
 	reading := max(monotonic, wall)
 	if apart := wall - monotonic; apart > tolerance || apart < -tolerance {
 		if boot, ok := c.boot(); ok {

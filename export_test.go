@@ -20,13 +20,16 @@ func (s *Skew) Suspend(d time.Duration) {
 	s.Boot.Add(int64(d))
 }
 
-// SetSkew makes k read its clocks through s.
+// SetSkew makes k, which has no leases, read its clocks through s.
 func SetSkew(k *Locker, s *Skew) {
+	for k.alarms.watching.Load() { // that reads them, too
+		time.Sleep(clockLook)
+	}
 	k.anchor.Store(nil) // it was made by another clock
 	since := k.clock.since
-	k.clock.since = func(base instant) (monotonic, wall time.Duration) {
-		monotonic, wall = since(base)
-		return monotonic + time.Duration(s.Monotonic.Load()), wall + time.Duration(s.Wall.Load())
+	k.clock.since = func(base instant) (monotonic, wall time.Duration, now time.Time) {
+		monotonic, wall, now = since(base)
+		return monotonic + time.Duration(s.Monotonic.Load()), wall + time.Duration(s.Wall.Load()), now
 	}
 	k.clock.boot = func() (time.Duration, bool) {
 		// In a bubble the system's own is not faked, so this one follows the bubble's time.
@@ -39,16 +42,19 @@ func SetSkew(k *Locker, s *Skew) {
 func SetClock(k *Locker, since func(base time.Time) (monotonic, wall time.Duration), boot func() (time.Duration, bool),
 	afterFunc func(time.Duration, func()) *time.Timer, random func() float64) {
 	k.anchor.Store(nil) // it was made by another clock
-	k.clock.since = func(base instant) (monotonic, wall time.Duration) { return since(base.time) }
+	k.clock.since = func(base instant) (monotonic, wall time.Duration, now time.Time) {
+		monotonic, wall = since(base.time)
+		return monotonic, wall, time.Now()
+	}
 	k.clock.boot, k.clock.afterFunc, k.clock.random = boot, afterFunc, random
 }
 
 // SetRandom makes k draw its jitter from f.
 func SetRandom(k *Locker, f func() float64) { k.clock.random = f }
 
-// SetBatches has k gather renewals that come so close behind another one, for so long, and send several of them by f.
-func SetBatches(k *Locker, behind, within time.Duration, f func(cmds []redis.Cmder) error) {
-	k.batches.behind, k.batches.within, k.batches.pipeline = behind, within, f
+// SetAlarms has what k does be moved together by up to a part of the interval, and several renewals sent by f.
+func SetAlarms(k *Locker, part int, f func(cmds []redis.Cmder) error) {
+	k.alarms.part, k.alarms.pipeline = part, f
 }
 
 // InFlight returns how many renewals of l are in flight.

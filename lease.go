@@ -107,7 +107,7 @@ func (e *releasedError) Unwrap() error { return ErrReleased }
 
 // newLease makes a lease of a key that was acquired by a command sent at start, and last confirmed by one sent at sent.
 func newLease(t *target, token *token, fence int64, start, sent time.Duration) *Lease {
-	l := &Lease{target: t, token: *token, fence: fence, schedule: schedule{config: t.config, start: start}}
+	l := &Lease{target: t, token: *token, fence: fence, schedule: schedule{config: t.config, start: start, grid: t.grid()}}
 	l.inner, l.cancel = context.WithCancelCause(t.ctx)
 	l.schedule.confirm(sent, t.locker.clock.random())
 	if t.config.observer != nil {
@@ -213,7 +213,8 @@ func (l *Lease) Renew(ctx context.Context) error {
 	found := l.lookLocked(now)
 	var c *command
 	if l.state == stateHeld && !done {
-		c = l.sendLocked(ctx, now, make(chan struct{}, 1))
+		c = l.renewalLocked(ctx, now, make(chan struct{}, 1))
+		go c.run()
 	}
 	err, end := l.causeLocked(), l.schedule.end()
 	l.mu.Unlock()
@@ -340,7 +341,7 @@ func (l *Lease) delete(now time.Duration) (c *command, sent bool) {
 	defer l.wakeNoMore()
 	go c.run()
 	for {
-		l.wakeAt(now, until)
+		l.wakeAt(now, l.about(now, until))
 		<-l.signal // perhaps one that is left over
 		l.mu.Lock()
 		arrived := c.arrived
@@ -468,27 +469,25 @@ func (l *Lease) causeLocked() error {
 	}
 }
 
-// inFlightLocked counts the watchdog's renewals that are silent and not older than a TTL.
-func (l *Lease) inFlightLocked(now time.Duration) (n int) {
+// inFlightLocked counts the watchdog's renewals that are silent and not older than a TTL, and returns when the first of
+// them will be.
+func (l *Lease) inFlightLocked(now time.Duration) (n int, free time.Duration) {
+	free = forever
 	for _, c := range l.flights {
-		if !c.manual && now-c.began < l.config.ttl {
+		if old := later(c.began, l.config.ttl); !c.manual && now < old {
 			n++
+			free = min(free, old)
 		}
 	}
-	return n
+	return n, free
 }
 
-// sendLocked sends off a renewal. waiter is set if a call waits for it.
-func (l *Lease) sendLocked(ctx context.Context, now time.Duration, waiter chan struct{}) *command {
+// renewalLocked returns a renewal that is to be sent now. waiter is set if a call waits for it.
+func (l *Lease) renewalLocked(ctx context.Context, now time.Duration, waiter chan struct{}) *command {
 	c := l.command(ctx, l, kindRenew, &l.token)
 	c.began, c.manual, c.waiter = now, waiter != nil, waiter
 	c.beside = len(l.flights) > 0
 	l.flights = append(l.flights, c)
-	if waiter == nil && !c.beside && l.schedule.tries == 0 {
-		l.locker.batches.add(c)
-	} else {
-		go c.run()
-	}
 	return c
 }
 
@@ -516,7 +515,7 @@ func (l *Lease) answered(c *command) {
 			f = l.learnLocked(now, c)
 		}
 		if l.state == stateHeld {
-			l.rearmLocked(now)
+			l.wakeOnlyAt(now, l.wakeLocked(now))
 		}
 	}
 	if f.deliver && f.ended != nil && c.waiter != nil {
@@ -551,6 +550,7 @@ func (l *Lease) learnLocked(now time.Duration, c *command) found {
 		if !c.manual {
 			l.schedule.count++
 		}
+		l.schedule.grid = l.grid() // which moves if the clock has jumped
 		l.schedule.confirm(c.sentTime(), l.locker.clock.random())
 		l.lastErr = nil
 		return found{deliver: l.pushLocked(Event{Kind: EventRenewed, Left: left})}

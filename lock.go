@@ -94,7 +94,7 @@ type Locker struct {
 	fences  atomic.Int64            // see remember
 	quiet   atomic.Bool             // releases are not published: the server refuses scripts that do
 	queues  queues
-	batches batches
+	alarms  alarms
 }
 
 // New returns a Locker that works through client. It sends nothing: the first acquisition finds out whether the server
@@ -118,7 +118,7 @@ func New(client RedisClient, opts ...LockerOption) (*Locker, error) {
 		return nil, fmt.Errorf("redislease: new: %w", err)
 	}
 	k := &Locker{client: client, config: &c, clock: systemClock}
-	k.batches.behind, k.batches.within, k.batches.pipeline = batchWithin, batchWithin, pipelined(client)
+	k.alarms.locker, k.alarms.part, k.alarms.pipeline = k, alarmPart, pipelined(client)
 	return k, nil
 }
 

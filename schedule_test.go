@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func resolved(t *testing.T, change func(*config)) *config {
+func resolved(t testing.TB, change func(*config)) *config {
 	c := defaults
 	change(&c)
 	require.NoError(t, c.resolve())
@@ -24,12 +24,13 @@ func TestTheScheduleOfALease(t *testing.T) {
 		steps  func(*schedule)
 		now    time.Duration
 		inFly  int
+		free   time.Duration
 		due    bool
 		wake   time.Duration
 		end    time.Duration
 		capped bool
 	}{
-		{name: "nothing is due at first", now: 2 * s, wake: 7 * s, end: 28 * s},
+		{name: "nothing is due at first", now: 2 * s, wake: 11 * s, end: 28 * s},
 		{name: "a renewal is due an interval after the send", now: 11 * s, due: true, wake: 11 * s, end: 28 * s},
 		{name: "and as late as trust lasts", now: 28*s - 1, due: true, wake: 11 * s, end: 28 * s},
 		{name: "but not after it", now: 28 * s, wake: 11 * s, end: 28 * s},
@@ -40,7 +41,11 @@ func TestTheScheduleOfALease(t *testing.T) {
 		{name: "a silent one is joined after a tenth of the TTL",
 			steps: func(sc *schedule) { sc.begin(11 * s) }, now: 12 * s, inFly: 1, wake: 14 * s, end: 28 * s},
 		{name: "three are enough",
-			steps: func(sc *schedule) { sc.begin(11 * s) }, now: 20 * s, inFly: 3, wake: 25 * s, end: 28 * s},
+			steps: func(sc *schedule) { sc.begin(11 * s) }, now: 20 * s, inFly: 3, wake: 28 * s, end: 28 * s},
+		{name: "until one of them is as old as a TTL",
+			steps: func(sc *schedule) { sc.begin(11 * s) }, now: 20 * s, inFly: 3, free: 21 * s, wake: 21 * s, end: 28 * s},
+		{name: "and the next is due",
+			steps: func(sc *schedule) { sc.begin(11 * s) }, now: 12 * s, inFly: 3, free: 13 * s, wake: 14 * s, end: 28 * s},
 		{name: "a failed one is repeated soon",
 			steps: func(sc *schedule) { sc.begin(11 * s); sc.failed(11*s, 0) }, now: 11 * s, wake: 11*s + 30*s/320, end: 28 * s},
 		{name: "or sooner",
@@ -63,12 +68,31 @@ func TestTheScheduleOfALease(t *testing.T) {
 			steps: func(sc *schedule) { sc.begin(11 * s); sc.failed(11*s, 0); sc.failed(11*s+1, 0) }, now: 11*s + 1,
 			wake: 11*s + 30*s/320, end: 28 * s},
 		{name: "a confirmed one moves trust and starts the pauses anew",
-			steps: func(sc *schedule) { sc.failed(11*s, 0); sc.failed(11*s, 0); sc.confirm(12*s, 0); sc.failed(13*s, 0) },
-			now:   13 * s, wake: 13*s + 30*s/320, end: 39 * s},
+			steps: func(sc *schedule) {
+				sc.failed(11*s, 0)
+				sc.failed(11*s, 0)
+				sc.confirm(12*s, 0)
+				sc.failed(13*s, 0)
+			},
+			now: 13 * s, wake: 13*s + 30*s/320, end: 39 * s},
 		{name: "an older answer moves nothing back",
-			steps: func(sc *schedule) { sc.confirm(12*s, 0); sc.confirm(5*s, 0) }, now: 13 * s, wake: 18 * s, end: 39 * s},
+			steps: func(sc *schedule) { sc.confirm(12*s, 0); sc.confirm(5*s, 0) }, now: 13 * s, wake: 22 * s, end: 39 * s},
 		{name: "no renewal is due when the caller's context has ended",
-			steps: func(sc *schedule) { sc.stopped = true }, now: 20 * s, wake: 25 * s, end: 28 * s},
+			steps: func(sc *schedule) { sc.stopped = true }, now: 20 * s, wake: 28 * s, end: 28 * s},
+		{name: "what need not be exact is moved to the grid",
+			steps: func(sc *schedule) {
+				sc.grid = grid{500 * time.Millisecond, 300 * time.Millisecond}
+				sc.confirm(2*s, 0.1)
+			},
+			now: 11*s + 200*time.Millisecond, due: true, wake: 11*s + 200*time.Millisecond, end: 29 * s},
+		{name: "a silent one is joined at a moment of the grid, too",
+			steps: func(sc *schedule) { sc.grid = grid{500 * time.Millisecond, 300 * time.Millisecond}; sc.begin(11 * s) },
+			now:   12 * s, inFly: 1, wake: 13*s + 700*time.Millisecond, end: 28 * s},
+		{name: "trust ends when it ends",
+			steps: func(sc *schedule) {
+				sc.grid, sc.stopped = grid{500 * time.Millisecond, 300 * time.Millisecond}, true
+				sc.confirm(s+1, 0)
+			}, now: 27 * s, wake: 28*s + 1, end: 28*s + 1},
 		{name: "the longest hold ends a lease that is trusted",
 			change: func(c *config) { c.maxHold = 15 * s }, now: 15 * s, due: true, wake: 11 * s, end: 16 * s},
 		{name: "and at its end nothing is due",
@@ -77,12 +101,12 @@ func TestTheScheduleOfALease(t *testing.T) {
 			change: func(c *config) { c.maxHold = 1 }, now: s, wake: s + 1, end: s + 1},
 		{name: "the most renewals cap it",
 			change: func(c *config) { c.maxRenewals = 2 }, steps: func(sc *schedule) { sc.count = 2 },
-			now: 12 * s, wake: 17 * s, end: 28 * s, capped: true},
+			now: 12 * s, wake: 28 * s, end: 28 * s, capped: true},
 		{name: "none is allowed",
-			change: func(c *config) { c.maxRenewals = 0 }, now: 11 * s, wake: 16 * s, end: 28 * s, capped: true},
+			change: func(c *config) { c.maxRenewals = 0 }, now: 11 * s, wake: 28 * s, end: 28 * s, capped: true},
 		{name: "without a longest hold there is no end but trust's",
 			change: func(c *config) { c.maxHold = NoMaxHold }, now: 1000 * time.Hour, steps: func(sc *schedule) { sc.confirm(1000*time.Hour, 0) },
-			wake: 1000*time.Hour + 5*s, end: 1000*time.Hour + 27*s},
+			wake: 1000*time.Hour + 10*s, end: 1000*time.Hour + 27*s},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.change == nil {
@@ -93,8 +117,11 @@ func TestTheScheduleOfALease(t *testing.T) {
 			if test.steps != nil {
 				test.steps(&sc)
 			}
+			if test.free == 0 {
+				test.free = forever
+			}
 			require.Equal(t, test.due, sc.due(test.now, test.inFly), "due")
-			require.Equal(t, test.wake, sc.wake(test.now, test.inFly), "wake")
+			require.Equal(t, test.wake, sc.wake(test.now, test.inFly, test.free), "wake")
 			require.Equal(t, test.end, sc.end(), "end")
 			require.Equal(t, test.capped, sc.capped(test.now), "capped")
 		})
@@ -107,8 +134,9 @@ func TestTheScheduleOfExtremeDurations(t *testing.T) {
 		for _, hold := range []time.Duration{1, time.Millisecond, time.Hour, math.MaxInt64} {
 			c := resolved(t, func(c *config) { c.ttl, c.maxHold = ttl, hold })
 			for _, sent := range []time.Duration{0, 1, time.Hour, math.MaxInt64 / 2, math.MaxInt64 - 1, math.MaxInt64} {
-				for _, spread := range []float64{0, 0.5, math.Nextafter(1, 0)} {
-					sc := schedule{config: c, start: sent}
+				for i, spread := range []float64{0, 0.5, math.Nextafter(1, 0)} {
+					offset := []time.Duration{0, -time.Hour, math.MaxInt64}[i]
+					sc := schedule{config: c, start: sent, grid: grid{tick(c.interval, alarmPart), offset}}
 					sc.confirm(sent, spread)
 					require.GreaterOrEqual(t, sc.end(), sent, "no overflow")
 					require.GreaterOrEqual(t, sc.renewAt, sent)
@@ -121,7 +149,7 @@ func TestTheScheduleOfExtremeDurations(t *testing.T) {
 						}
 					}
 					sc.begin(sent)
-					require.GreaterOrEqual(t, sc.wake(sent, 1), min(sent, sc.end()))
+					require.GreaterOrEqual(t, sc.wake(sent, 1, forever), min(sent, sc.end()))
 				}
 			}
 		}
@@ -182,7 +210,7 @@ func TestElapsedTimeIsTheGreaterUnlessAThirdClockDecides(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := clock{
-				since: func(instant) (time.Duration, time.Duration) { return test.monotonic, test.wall },
+				since: func(instant) (time.Duration, time.Duration, time.Time) { return test.monotonic, test.wall, time.Now() },
 				boot:  func() (time.Duration, bool) { return 7*time.Hour + test.boot, !test.noBoot },
 			}
 			var ahead atomic.Int64
@@ -194,7 +222,7 @@ func TestElapsedTimeIsTheGreaterUnlessAThirdClockDecides(t *testing.T) {
 func TestReadingsNeverFallWhateverTheWallClockDoes(t *testing.T) {
 	var monotonic, wall time.Duration
 	c := clock{
-		since: func(instant) (time.Duration, time.Duration) { return monotonic, wall },
+		since: func(instant) (time.Duration, time.Duration, time.Time) { return monotonic, wall, time.Now() },
 		boot:  func() (time.Duration, bool) { return 0, false },
 	}
 	var ahead atomic.Int64
@@ -212,7 +240,7 @@ func TestTheSystemsClocksAgree(t *testing.T) {
 	var anchor atomic.Pointer[instant]
 	base := systemClock.now(&anchor)
 	time.Sleep(20 * time.Millisecond)
-	monotonic, wall := systemClock.since(base)
+	monotonic, wall, _ := systemClock.since(base)
 	require.GreaterOrEqual(t, monotonic, 20*time.Millisecond)
 	require.InDelta(t, monotonic, wall, float64(time.Second))
 	if boot, ok := systemClock.boot(); ok {
@@ -225,7 +253,7 @@ func TestTheBootClockIsReckonedUntilTheOthersPart(t *testing.T) {
 	var monotonic, wall, boot time.Duration
 	var reads int
 	c := clock{
-		since: func(base instant) (time.Duration, time.Duration) { return monotonic, wall },
+		since: func(base instant) (time.Duration, time.Duration, time.Time) { return monotonic, wall, time.Now() },
 		boot:  func() (time.Duration, bool) { reads++; return boot, true },
 	}
 	var anchor atomic.Pointer[instant]

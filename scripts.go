@@ -149,42 +149,11 @@ type target struct {
 	key    any             // the key in Redis, prefix included, ready to be an argument
 	base   instant         // what readings of the clock are relative to
 	ahead  atomic.Int64    // see clock.elapsed
-	timer  *time.Timer     // calls fire
-	armed  atomic.Int64    // when it will, by the monotonic clock, which timers follow; 0: it is not known to
-	signal chan struct{}   // an answer has come in, or the timer fired: look again
+	alarm  *alarm          // the one that was set last
+	place  int             // there; guarded by its shard
+	armed  atomic.Int64    // when it goes off, by the monotonic clock, which timers follow; 0: it is not known to
+	signal chan struct{}   // an answer has come in, or an alarm went off: look again
 	lease  atomic.Pointer[Lease]
-}
-
-// fire is called by the timer, on a goroutine of its own: for the watchdog of a lease that is held, and otherwise for
-// whoever waits on signal.
-func (t *target) fire() {
-	t.armed.Store(0) // first: whoever arms the timer before is seen to by the look that follows
-	if l := t.lease.Load(); l == nil || !l.watch() {
-		t.ring()
-	}
-}
-
-// wakeAt has the timer fire at the given time, or earlier: there is no need to move it then, which is dear. Whoever is
-// woken looks at the clock anyway.
-func (t *target) wakeAt(now, at time.Duration) {
-	due := int64(at) - t.ahead.Load()
-	if armed := t.armed.Load(); armed != 0 && armed <= due {
-		return
-	}
-	t.armed.Store(max(due, 1))
-	if d := max(0, at-now); t.timer == nil {
-		t.timer = t.locker.clock.afterFunc(d, t.fire)
-	} else {
-		t.timer.Reset(d)
-	}
-}
-
-// wakeNoMore keeps the timer from firing, if it has not already.
-func (t *target) wakeNoMore() {
-	if t.timer != nil {
-		t.timer.Stop()
-		t.armed.Store(0)
-	}
 }
 
 // name is the key as the caller gave it.
@@ -197,7 +166,7 @@ func (t *target) now() time.Duration {
 
 // wallClock is the time of day.
 func (t *target) wallClock() time.Time {
-	_, wall := t.locker.clock.since(t.base)
+	_, wall, _ := t.locker.clock.since(t.base)
 	return t.base.time.Add(wall)
 }
 
@@ -426,6 +395,7 @@ func pipelined(client RedisClient) pipeline {
 func (p pipeline) run(list []*command) {
 	asked, cmds := make([]*redis.Cmd, len(list)), make([]redis.Cmder, len(list))
 	for i, c := range list {
+		c.batched = true
 		asked[i] = redis.NewCmd(c, c.arguments()...)
 		cmds[i] = once{asked[i]}
 	}
@@ -659,18 +629,6 @@ func (c *command) withdraw() bool {
 	defer c.mu.Unlock()
 	c.withdrawn = c.withdrawn || c.writes == 0
 	return c.writes == 0
-}
-
-// drop returns whether nobody wants c to be sent any more. Its owner has been told then.
-func (c *command) drop() bool {
-	c.mu.Lock()
-	unwanted := c.withdrawn || c.ctx.Err() != nil
-	c.mu.Unlock()
-	if unwanted {
-		c.judge(nil)
-		c.owner.answered(c)
-	}
-	return unwanted
 }
 
 // sentAt returns when c was first written, and whether it was.

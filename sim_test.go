@@ -28,7 +28,7 @@ func simulate(t *testing.T, seed uint64, lua bool, configure ...func(*sim.Config
 		SetClock: func(k *redislease.Locker, c sim.Clock) {
 			redislease.SetClock(k, c.Since, c.Boot, c.AfterFunc, c.Random)
 		},
-		SetBatches: redislease.SetBatches,
+		SetAlarms: redislease.SetAlarms,
 	}
 	for _, f := range configure {
 		f(&c)

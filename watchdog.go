@@ -23,7 +23,8 @@ import "time"
 const mostInFlight = 3
 
 // By which part of the interval a renewal goes out early at the most. The first one spreads leases that were taken in a
-// burst, which would all be due together otherwise; the others keep them apart.
+// burst, which would all be due together otherwise; the others keep them apart. What is left over to a tick of the grid
+// comes on top.
 const (
 	firstSpread    = 2
 	intervalSpread = 8
@@ -37,9 +38,11 @@ type schedule struct {
 	trust   time.Duration // its end
 	good    time.Duration // when the last confirmed command was sent
 	renewAt time.Duration // when the next renewal is due
+	begun   time.Duration // when the last one was sent off, if none has failed since
 	count   int           // confirmed renewals of the watchdog
 	tries   int32         // refused renewals since the last confirmed one
 	stopped bool          // the caller's context has ended: nothing more is due
+	grid    grid          // what need not be exact is moved there
 }
 
 // confirm takes note that Redis confirmed a command that was sent at the given time. spread, from 0 to 1, says how
@@ -53,7 +56,10 @@ func (s *schedule) confirm(sent time.Duration, spread float64) {
 		most = s.config.interval / firstSpread
 	}
 	early := time.Duration(spread * float64(most))
-	s.renewAt = later(s.good, s.config.interval-early)
+	s.renewAt = max(s.good, s.grid.floor(later(s.good, s.config.interval-early)))
+	if s.begun > sent { // another one is on its way, so that several late answers are not followed by one each
+		s.renewAt = max(s.renewAt, s.joinAt())
+	}
 }
 
 // longest is when the longest hold ends.
@@ -78,7 +84,15 @@ func (s *schedule) due(now time.Duration, inFlight int) bool {
 }
 
 // begin takes note that a renewal is sent off now. If it stays silent the next goes out beside it.
-func (s *schedule) begin(now time.Duration) { s.renewAt = later(now, s.config.silence()) }
+func (s *schedule) begin(now time.Duration) {
+	s.begun = now
+	s.renewAt = s.joinAt()
+}
+
+// joinAt is when another renewal goes out beside the last one.
+func (s *schedule) joinAt() time.Duration {
+	return max(later(s.begun, 1), s.grid.floor(later(s.begun, s.config.silence())))
+}
 
 // failed takes note of a renewal that was not confirmed, and has another follow after a pause that doubles up to a
 // twentieth of the TTL, and never takes more than half of the trust that is left. spread, from 0 to 1, shortens it by
@@ -89,6 +103,7 @@ func (s *schedule) failed(now time.Duration, spread float64) {
 		pause = s.config.ttl / 320 << s.tries
 	}
 	s.tries++
+	s.begun = 0
 	pause = min(pause, (s.trust-now)/2)
 	at := later(now, max(pause-time.Duration(spread*float64(pause/2)), time.Millisecond))
 	if s.renewAt > now {
@@ -97,28 +112,36 @@ func (s *schedule) failed(now time.Duration, spread float64) {
 	s.renewAt = at
 }
 
-// wake is when the watchdog should look again: for the next renewal, for the end, and in between for the clock, which
-// may have jumped while the machine slept.
-func (s *schedule) wake(now time.Duration, inFlight int) time.Duration {
-	at := min(s.end(), later(now, max(s.config.interval/2, time.Millisecond)))
-	if s.idle(now, inFlight) {
+// wake is when the watchdog should look again: for the next renewal, or for the end. free is when a renewal in flight is
+// so old that it does not count any more.
+func (s *schedule) wake(now time.Duration, inFlight int, free time.Duration) time.Duration {
+	at := s.end()
+	switch {
+	case s.stopped || s.capped(now):
 		return at
+	case inFlight >= mostInFlight:
+		return min(at, max(free, s.renewAt))
+	default:
+		return min(at, s.renewAt)
 	}
-	return min(at, s.renewAt)
 }
 
-// The watchdog of a lease is a timer and this look at the lease, which needs a goroutine only while it lasts. It calls
-// nothing that can block. It returns false if the lease is not held any more, and then there is no other look.
-func (l *Lease) watch() bool {
+// The watchdog of a lease is an alarm and this look at the lease, which needs a goroutine only while it lasts. It calls
+// nothing that can block, since other leases wait for it. It returns false if the lease is not held any more, and then
+// there is no other look; and a renewal to send, if it may go with others.
+func (l *Lease) watch() (renewal *command, held bool) {
 	l.mu.Lock()
 	now := l.now()
 	f := l.lookLocked(now)
-	held := l.state == stateHeld
+	held = l.state == stateHeld
 	if held {
 		l.schedule.stopped = l.inner.Err() != nil
-		if l.schedule.due(now, l.inFlightLocked(now)) {
+		if inFlight, _ := l.inFlightLocked(now); l.schedule.due(now, inFlight) {
 			l.schedule.begin(now)
-			l.sendLocked(l.inner, now, nil)
+			if renewal = l.renewalLocked(l.inner, now, nil); renewal.beside || l.schedule.tries > 0 {
+				go renewal.run()
+				renewal = nil
+			}
 		}
 		l.rearmLocked(now)
 	}
@@ -127,12 +150,17 @@ func (l *Lease) watch() bool {
 		l.cancel(f.ended)
 	}
 	if f.deliver {
-		l.deliverAll()
+		go l.deliverAll()
 	}
-	return held
+	return renewal, held
 }
 
 // rearmLocked has the watchdog look again when the schedule says. It follows whatever has changed the schedule.
 func (l *Lease) rearmLocked(now time.Duration) {
-	l.wakeAt(now, l.schedule.wake(now, l.inFlightLocked(now)))
+	l.wakeAt(now, l.wakeLocked(now))
+}
+
+func (l *Lease) wakeLocked(now time.Duration) time.Duration {
+	inFlight, free := l.inFlightLocked(now)
+	return l.schedule.wake(now, inFlight, free)
 }

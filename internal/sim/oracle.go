@@ -171,6 +171,9 @@ type terms struct {
 
 func (t *terms) useful() time.Duration { return t.ttl - t.margin }
 
+// silence is after how long without an answer another renewal goes out.
+func (t *terms) silence() time.Duration { return max(t.ttl/10, 50*time.Millisecond) }
+
 // acquisition is one call of a verb, and the lease that came of it.
 type acquisition struct {
 	id      uint64
@@ -483,7 +486,7 @@ func (o *oracle) finish(a *acquisition, l *redislease.Lease, err error) {
 		o.violateLocked(a, littleTrust, "%v", left)
 	}
 	if !a.slow { // else its watchdog has been at it for a while
-		o.followLocked(a.grant, now.Add(time.Nanosecond))
+		o.followLocked(a.grant, now.Add(time.Nanosecond), false)
 	}
 	o.mu.Unlock()
 	o.write(a)
@@ -1067,15 +1070,15 @@ func (o *oracle) landedLocked(c *call) {
 func (o *oracle) besideLocked(g *grant, now time.Time) {
 	young := 0
 	for _, other := range g.flights {
-		if !other.manual && now.Sub(other.at) < g.a.terms.ttl-g.a.p.gathers-time.Millisecond {
+		if !other.manual && now.Sub(other.at) < g.a.terms.ttl-time.Millisecond {
 			young++
 		}
 	}
 	if young > 3 && !o.w.weather.steps && !g.a.p.stood(g.a.start, 0) {
 		o.violateLocked(g.a, tooManyInFlight, "%d renewals", young)
 	}
-	by := now.Add(max(g.a.terms.ttl/10, 50*time.Millisecond))
-	if n := len(g.yeses); n > 0 && now.Sub(g.yeses[n-1].had) < slack+g.a.p.gathers { // it set out before
+	by := now.Add(g.a.terms.silence())
+	if n := len(g.yeses); n > 0 && now.Sub(g.yeses[n-1].had) < slack { // it set out before
 		if due := g.yeses[n-1].called.Add(g.a.terms.interval + 2*time.Millisecond); due.After(by) {
 			by = due
 		}
@@ -1152,7 +1155,7 @@ func (o *oracle) answered(c *call, confirmed, refused bool, index int64, err err
 			g.followBy = time.Time{}
 		}
 		if g == c.a.grant && (confirmed || err != nil && !c.manual) {
-			o.followLocked(g, now.Add(time.Nanosecond))
+			o.followLocked(g, now.Add(time.Nanosecond), confirmed)
 		}
 	case c.what.mayTake() && confirmed:
 		if !c.a.over || g == c.a.grant || g.deletions > 0 {
@@ -1200,8 +1203,9 @@ func (o *oracle) clearLocked(c *call, g *grant, yes, no, refused bool, now time.
 }
 
 // followLocked has it checked that a renewal follows when it has to: one interval after the last confirmed one, or a
-// twentieth of the TTL after one that failed.
-func (o *oracle) followLocked(g *grant, now time.Time) {
+// twentieth of the TTL after one that failed. Beside one that is on its way when another is confirmed, another follows as
+// beside a silent one.
+func (o *oracle) followLocked(g *grant, now time.Time, confirmed bool) {
 	t := g.a.terms
 	last := g.known(now)
 	for _, written := range []time.Time{g.written, g.yesSent} { // later than called for
@@ -1212,6 +1216,11 @@ func (o *oracle) followLocked(g *grant, now time.Time) {
 	by := last.Add(t.interval)
 	if at := now.Add(t.ttl / 20); by.Before(at) {
 		by = at
+	}
+	for _, other := range g.flights {
+		if at := other.at.Add(t.silence()); confirmed && !other.manual && by.Before(at) {
+			by = at
+		}
 	}
 	o.followByLocked(g, now, by)
 }
@@ -1224,7 +1233,7 @@ func (o *oracle) followByLocked(g *grant, now, by time.Time) {
 			last = written
 		}
 	}
-	by = by.Add(2*time.Millisecond + g.a.p.gathers)
+	by = by.Add(2 * time.Millisecond)
 	g.followBy = time.Time{}
 	if !by.Before(last.Add(t.useful() - t.ttl/20)) {
 		return // it may do without, so shortly before the end

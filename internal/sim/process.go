@@ -17,8 +17,6 @@ type process struct {
 	place  uint64
 	noBoot bool // its system has no clock that runs during a suspend
 
-	gathers time.Duration // for how long its Locker gathers renewals
-
 	mu      sync.Mutex
 	until   time.Time // when it goes on, if that is to come
 	suspend time.Time // when the suspend that until ends began; zero: it is but paused
@@ -107,14 +105,14 @@ func (p *process) left() time.Duration {
 }
 
 // stood says whether the process stood still for a moment since from, or was suspended so recently that it need not have
-// noticed, given how often it looks.
+// noticed: it looks at the clock once a second, and when else it has to.
 func (p *process) stood(from time.Time, look time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.still {
 		to := s.to
 		if s.suspended {
-			to = to.Add(look)
+			to = to.Add(min(look, time.Second))
 		}
 		if to.Add(time.Millisecond).After(from) { // the gates open within a millisecond
 			return true

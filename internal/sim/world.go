@@ -33,9 +33,9 @@ type Config struct {
 	Virtual time.Duration
 	// SetClock makes a Locker read its clock through c.
 	SetClock func(k *redislease.Locker, c Clock)
-	// SetBatches makes a Locker gather renewals that come so close behind another one, for so long, and send several of them
-	// by f.
-	SetBatches func(k *redislease.Locker, behind, within time.Duration, f func(cmds []redis.Cmder) error)
+	// SetAlarms makes a Locker move what it does together, by up to a part of a lease's interval, and send several
+	// renewals by f.
+	SetAlarms func(k *redislease.Locker, part int, f func(cmds []redis.Cmder) error)
 	// Trace, if set, gets every line of the history.
 	Trace func(line string)
 }
@@ -217,11 +217,8 @@ func (w *world) newProcess(id string) *client {
 		panic(err)
 	}
 	w.SetClock(locker, p.clock())
-	// Few leases are seldom due within so short a time as the library's own. It has to be less than a renewal may be silent.
-	p.gathers = 5 * time.Millisecond
-	if g := from(p.place, name("batches")); g.hits(0.5) {
-		p.gathers = g.between(time.Millisecond, 45*time.Millisecond)
-		w.SetBatches(locker, ttlMost, p.gathers, cl.pipeline)
+	if g := from(p.place, name("alarms")); g.hits(0.5) { // few leases are seldom due together by themselves
+		w.SetAlarms(locker, 4+g.below(8), cl.pipeline)
 	}
 	for i := range 1 + c.below(3) {
 		k := &worker{w: w, p: p, locker: locker, place: uint64(*from(p.place, name("worker"), uint64(i)))}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -75,8 +74,8 @@ func (w *traffic) forget() (alone []string, pipelines [][]string) {
 	return w.alone, w.pipelines
 }
 
-// many is a bubble in which leases of one Locker are due at the same moment, a second after they were acquired: of
-// their renewals the first goes by itself, and the others are sent as one pipeline at due.
+// many is a bubble in which the renewals of one Locker's leases are due at the same moment, a second after they were
+// acquired.
 type many struct {
 	*bubbled
 	wire   *traffic
@@ -102,7 +101,7 @@ func withMany(t *testing.T, test func(t *testing.T, m *many)) {
 		for i := range manyLeases {
 			m.leases = append(m.leases, acquire(t, m.locker, fmt.Sprint("orders:", i)))
 		}
-		m.due = b.now() + manyTTL/3 + 5*time.Millisecond
+		m.due = b.now() + manyTTL/3
 		test(t, m)
 		for _, l := range m.leases {
 			_ = l.Release()
@@ -120,44 +119,46 @@ func TestRenewalsThatAreDueTogetherAreSentTogether(t *testing.T) {
 	withMany(t, func(t *testing.T, m *many) {
 		m.until(m.due - 1)
 		alone, pipelines := m.wire.forget()
-		require.Len(t, alone, 1)
+		require.Empty(t, alone)
 		require.Empty(t, pipelines)
 		m.until(m.due)
-		more, pipelines := m.wire.forget()
-		require.Empty(t, more)
+		alone, pipelines = m.wire.forget()
+		require.Empty(t, alone)
 		require.Len(t, pipelines, 1)
-		sent := slices.Concat(alone, pipelines[0])
-		slices.Sort(sent)
-		require.Len(t, slices.Compact(sent), manyLeases, "each key once")
+		require.Len(t, pipelines[0], manyLeases)
 		for i, l := range m.leases {
 			require.NoError(t, l.Err())
 			require.Greater(t, m.redis.PTTL(context.Background(), l.Key()).Val(), manyTTL*9/10, i)
-			require.LessOrEqual(t, time.Until(l.Until()), manyTTL*9/10, "trust counts from the write")
-			require.Greater(t, time.Until(l.Until()), manyTTL*9/10-10*time.Millisecond)
+			require.Equal(t, manyTTL*9/10, time.Until(l.Until()), "trust counts from the write")
 		}
 		time.Sleep(time.Hour / 2)
 		require.NotContains(t, m.events.kinds(), redislease.EventLost)
 	})
 }
 
-func TestRenewalsAreSentInTheOrderInWhichTheyWereDue(t *testing.T) {
+func TestRenewalsThatAreDueWithinATickAreSentTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		w := new(traffic)
 		b.redis.AddHook(w)
-		k := newLocker(t, b.redis, redislease.WithTTL(manyTTL))
+		k := newLocker(t, b.redis, redislease.WithTTL(manyTTL)) // a tick is 10 ms
 		redislease.SetRandom(k, func() float64 { return 0 })
-		keys := []string{"a", "b", "c", "d", "e"}
-		for _, key := range keys { // due 2 ms apart, and gathered for 5 ms
+		keys := []string{"a", "b", "c", "d", "e", "f"}
+		for _, key := range keys {
 			l := acquire(t, k, key)
 			defer func() { require.NoError(t, l.Release()) }()
 			time.Sleep(2 * time.Millisecond)
 		}
 		w.forget() // the check of the scripts
-		time.Sleep(manyTTL/3 + 10*time.Millisecond)
+		time.Sleep(manyTTL/3 - 12*time.Millisecond)
 		synctest.Wait()
 		alone, pipelines := w.forget()
-		require.Equal(t, [][]string{keys[1:4]}, pipelines)
-		require.Equal(t, []string{keys[0], keys[4]}, alone, "a single one needs no pipeline")
+		require.Equal(t, [][]string{keys[:5]}, pipelines, "in the order in which they were set")
+		require.Empty(t, alone)
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+		alone, pipelines = w.forget()
+		require.Empty(t, pipelines)
+		require.Equal(t, keys[5:], alone, "a single one needs no pipeline")
 	})
 }
 
@@ -197,31 +198,36 @@ func TestRenewalsThatFollowEachOtherCloselyDoNotWait(t *testing.T) {
 	})
 }
 
-func TestALeaseThatEndsWhileItsRenewalIsGatheredIsNotRenewed(t *testing.T) {
+func TestALeaseThatEndsBeforeAPipelineIsWrittenIsNotRenewed(t *testing.T) {
 	withMany(t, func(t *testing.T, m *many) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		l, err := m.locker.TryAcquire(ctx, "orders:cancelled")
+		cancelled, err := m.locker.TryAcquire(ctx, "orders:cancelled")
 		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Release()) }()
-		m.until(m.due - 1)
-		first, _ := m.wire.forget()
-		require.Len(t, first, 1)
-		released := slices.IndexFunc(m.leases, func(l *redislease.Lease) bool { return l.Key() != first[0] })
-		require.NoError(t, m.leases[released].Release())
+		defer func() { require.NoError(t, cancelled.Release()) }()
+		written := make(chan struct{})
+		m.wire.meets(func(execute func() error) error {
+			<-written
+			return execute()
+		})
+		m.until(m.due + 10*time.Millisecond)
+		released := m.leases[4]
+		require.NoError(t, released.Release())
 		cancel()
-		m.until(m.due)
-		alone, pipelines := m.wire.forget()
-		require.Empty(t, alone)
+		close(written)
+		synctest.Wait()
+		_, pipelines := m.wire.forget()
 		require.Len(t, pipelines, 1)
-		left := manyLeases - 1 // all but the first and the released one,
-		if first[0] != l.Key() {
-			left-- // and the cancelled one
+		require.Len(t, pipelines[0], manyLeases+1)
+		for _, l := range m.leases {
+			if l != released {
+				require.Equal(t, manyTTL*9/10, time.Until(l.Until()))
+			}
 		}
-		require.Len(t, pipelines[0], left)
-		require.NotContains(t, pipelines[0], m.leases[released].Key())
-		require.NotContains(t, pipelines[0], l.Key())
-		require.Zero(t, redislease.InFlight(l))
+		require.Equal(t, manyTTL*9/10-m.now()+m.due-manyTTL/3, time.Until(cancelled.Until()), "as it was")
+		require.LessOrEqual(t, m.redis.PTTL(context.Background(), cancelled.Key()).Val(), manyTTL*2/3)
+		require.Zero(t, redislease.InFlight(cancelled))
+		require.Zero(t, m.redis.Exists(context.Background(), released.Key()).Val())
 		require.NotContains(t, m.events.kinds(), redislease.EventRenewFailed)
 	})
 }
@@ -261,7 +267,7 @@ func TestAPipelineThatFailsIsMadeUpForByRenewalsOneByOne(t *testing.T) {
 				m.until(m.due)
 				_, pipelines := m.wire.forget()
 				require.Len(t, pipelines, 1)
-				require.Len(t, pipelines[0], manyLeases-1)
+				require.Len(t, pipelines[0], manyLeases)
 				m.until(m.due + manyTTL/10)
 				alone, _ := m.wire.forget()
 				for _, key := range pipelines[0] {
@@ -288,7 +294,7 @@ func TestAnErrorOfAPipelineIsNotThatOfACommandThatWasAnswered(t *testing.T) {
 		m.until(m.due)
 		require.NotContains(t, m.events.kinds(), redislease.EventRenewFailed)
 		for _, l := range m.leases {
-			require.Greater(t, time.Until(l.Until()), manyTTL*9/10-10*time.Millisecond)
+			require.Equal(t, manyTTL*9/10, time.Until(l.Until()))
 		}
 	})
 }
@@ -313,7 +319,7 @@ func TestAnObserverThatBlocksHoldsUpNoOtherLeaseOfAPipeline(t *testing.T) {
 			defer func() { require.NoError(t, l.Release()) }()
 		}
 		defer close(blocked)
-		time.Sleep(manyTTL/3 + 5*time.Millisecond)
+		time.Sleep(manyTTL / 3)
 		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()
@@ -345,13 +351,12 @@ func TestAWrapperSeesEachRenewalByItself(t *testing.T) {
 			defer func() { require.NoError(t, l.Release()) }()
 		}
 		begun := b.now()
-		time.Sleep(manyTTL/3 + 5*time.Millisecond)
+		time.Sleep(manyTTL / 3)
 		synctest.Wait()
 		sent := b.sent("renew", 0)
 		require.Len(t, sent, manyLeases)
-		require.Equal(t, begun+manyTTL/3, sent[0])
-		for _, at := range sent[1:] {
-			require.Equal(t, begun+manyTTL/3+5*time.Millisecond, at, "all at one moment")
+		for _, at := range sent {
+			require.Equal(t, begun+manyTTL/3, at, "all at one moment")
 		}
 		_, pipelines := w.forget()
 		require.Empty(t, pipelines)
