@@ -49,19 +49,21 @@ const anchorDrift = time.Millisecond
 // the reading lags behind. Both make it look longer ago, never shorter.
 func (c *clock) now(anchor *atomic.Pointer[instant]) instant {
 	for {
-		var monotonic time.Duration
 		a := anchor.Load()
 		if a != nil {
-			passed, wall, now := c.since(*a)
-			monotonic = a.monotonic + passed
-			if apart := wall - passed; apart <= anchorDrift && apart >= -anchorDrift {
-				return instant{now, a.boot + passed, monotonic}
+			monotonic, wall, now := c.since(*a)
+			if apart := wall - monotonic; apart <= anchorDrift && apart >= -anchorDrift {
+				return instant{now, a.boot + monotonic, a.monotonic + monotonic}
 			}
 		}
-		boot, _ := c.boot()
-		now := instant{time.Now(), boot, monotonic}
-		if anchor.CompareAndSwap(a, &now) {
-			return now
+		boot, _ := c.boot() // before the others, or it lagged behind
+		made := instant{time.Now(), boot, 0}
+		if a != nil {
+			monotonic, _, now := c.since(*a)
+			made.time, made.monotonic = now, a.monotonic+monotonic
+		}
+		if anchor.CompareAndSwap(a, &made) {
+			return made
 		}
 	}
 }
