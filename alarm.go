@@ -36,7 +36,6 @@ import (
 type alarms struct {
 	locker   *Locker
 	pipeline pipeline    // nil: each by itself
-	part     int         // of an interval: the most that a tick of the grid is
 	watching atomic.Bool // watchClock has set its timer
 	shards   [16]alarmShard
 }
@@ -55,12 +54,13 @@ type alarm struct {
 	moment  time.Duration
 	timer   *time.Timer
 	targets []*target
+	soon    bool // it goes off so soon that it is not worth the trouble to end it when nobody is left
 	over    bool // it has gone off, or nobody was left: who is there does not change any more
 }
 
 const (
-	alarmPart = 64
-	batchMost = 256 // commands in a pipeline
+	alarmTicks = 64  // in an interval
+	batchMost  = 256 // commands in a pipeline
 
 	clockLook = time.Second           // how often watchClock looks,
 	clockPart = 256                   // or once in so great a part of the time until an alarm goes off
@@ -77,7 +77,7 @@ func (a *alarms) set(t *target, moment, d time.Duration) {
 		if s.at == nil {
 			s.at = map[time.Duration]*alarm{}
 		}
-		g = &alarm{alarms: a, shard: s, moment: moment}
+		g = &alarm{alarms: a, shard: s, moment: moment, soon: d <= clockLook}
 		g.timer = a.locker.clock.afterFunc(d, g.goOff)
 		s.at[moment] = g
 	}
@@ -103,7 +103,7 @@ func (a *alarms) unset(t *target) {
 	moved := g.targets[last]
 	g.targets[t.place], moved.place = moved, t.place
 	g.targets[last] = nil
-	if g.targets = g.targets[:last]; last == 0 {
+	if g.targets = g.targets[:last]; last == 0 && !g.soon {
 		g.endLocked()
 	}
 }
@@ -249,13 +249,13 @@ type grid struct {
 }
 
 func (t *target) grid() grid {
-	return grid{tick(t.config.interval, t.locker.alarms.part), t.base.monotonic - time.Duration(t.ahead.Load())}
+	return grid{t.config.tick, t.base.monotonic - time.Duration(t.ahead.Load())}
 }
 
-// tick is at most a part of the interval. It is a power of ten, or five times one, so that the moments of leases with
-// different intervals are the same as often as may be.
-func tick(interval time.Duration, part int) time.Duration {
-	most, t := interval/time.Duration(part), time.Duration(1)
+// tick returns a power of ten, or five times one, that is no more than most, so that the moments of leases with different
+// intervals are the same as often as may be.
+func tick(most time.Duration) time.Duration {
+	t := time.Duration(1)
 	for t <= most/10 {
 		t *= 10
 	}

@@ -19,7 +19,7 @@ func sleeper(k *Locker) *target {
 
 func lockerOfNothing(t testing.TB) *Locker {
 	k := &Locker{config: resolved(t, func(*config) {}), clock: systemClock}
-	k.alarms.locker, k.alarms.part = k, alarmPart
+	k.alarms.locker = k
 	return k
 }
 
@@ -112,6 +112,10 @@ func TestNobodyIsWokenLateWhateverTheOthersDo(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		_, targets := alarmsOf(k)
+		require.Zero(t, targets)
+		time.Sleep(clockLook)
+		synctest.Wait()
 		alarms, _ := alarmsOf(k)
 		require.Zero(t, alarms)
 	})
@@ -139,8 +143,8 @@ func TestAlarmsAreSetAndUnsetFromAllSides(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	alarms, _ := alarmsOf(k)
-	require.Zero(t, alarms)
+	_, targets := alarmsOf(k)
+	require.Zero(t, targets)
 }
 
 func TestATickIsASmallPartOfTheInterval(t *testing.T) {
@@ -156,13 +160,13 @@ func TestATickIsASmallPartOfTheInterval(t *testing.T) {
 		math.MaxInt64 / 4 * 3:   100_000_000 * time.Second,
 		math.MaxInt64 / 64 / 10: 100_000 * time.Second,
 	} {
-		require.Equal(t, want, tick(interval, alarmPart), interval)
+		require.Equal(t, want, tick(interval/alarmTicks), interval)
 	}
 }
 
 func TestTheGridIsTheSameForAllReadings(t *testing.T) {
 	for range 10_000 {
-		g := grid{tick(rand.N(time.Hour), alarmPart), rand.N(2*time.Hour) - time.Hour}
+		g := grid{tick(rand.N(time.Minute)), rand.N(2*time.Hour) - time.Hour}
 		at := rand.N(time.Hour)
 		f := g.floor(at)
 		require.LessOrEqual(t, f, at)

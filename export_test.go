@@ -54,7 +54,8 @@ func SetRandom(k *Locker, f func() float64) { k.clock.random = f }
 
 // SetAlarms has what k does be moved together by up to a part of the interval, and several renewals sent by f.
 func SetAlarms(k *Locker, part int, f func(cmds []redis.Cmder) error) {
-	k.alarms.part, k.alarms.pipeline = part, f
+	k.config.ticks, k.alarms.pipeline = part, f
+	_ = k.config.resolve()
 }
 
 // InFlight returns how many renewals of l are in flight.

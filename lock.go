@@ -119,7 +119,7 @@ func New(client RedisClient, opts ...LockerOption) (*Locker, error) {
 		return nil, fmt.Errorf("redislease: new: %w", err)
 	}
 	k := &Locker{client: client, config: &c, clock: systemClock}
-	k.alarms.locker, k.alarms.part, k.alarms.pipeline = k, alarmPart, pipelined(client)
+	k.alarms.locker, k.alarms.pipeline = k, pipelined(client)
 	return k, nil
 }
 

@@ -30,10 +30,12 @@ type config struct {
 	acquireTimeout time.Duration
 	backoff        func(attempt int) time.Duration
 	fencing        bool
+	ticks          int // how many ticks of the grid an interval has at least; only tests change it
 
 	set    setting // what was given, as opposed to what is a default
 	px     []byte  // the TTL as Redis gets it
-	broken error   // what an option found wrong with its own value
+	tick   time.Duration
+	broken error // what an option found wrong with its own value
 }
 
 // setting names the options whose default depends on others or is not a value of their own.
@@ -51,6 +53,7 @@ var defaults = config{
 	ttl:         30 * time.Second,
 	maxHold:     time.Hour,
 	maxRenewals: math.MaxInt,
+	ticks:       alarmTicks,
 }
 
 const (
@@ -202,6 +205,7 @@ func (c *config) resolve() error {
 		return fmt.Errorf("acquire timeout %v is not above 0", c.acquireTimeout)
 	}
 	c.px = strconv.AppendInt(nil, c.ttl.Milliseconds(), 10)
+	c.tick = tick(c.interval / time.Duration(c.ticks))
 	return nil
 }
 

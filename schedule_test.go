@@ -136,7 +136,7 @@ func TestTheScheduleOfExtremeDurations(t *testing.T) {
 			for _, sent := range []time.Duration{0, 1, time.Hour, math.MaxInt64 / 2, math.MaxInt64 - 1, math.MaxInt64} {
 				for i, spread := range []float64{0, 0.5, math.Nextafter(1, 0)} {
 					offset := []time.Duration{0, -time.Hour, math.MaxInt64}[i]
-					sc := schedule{config: c, start: sent, grid: grid{tick(c.interval, alarmPart), offset}}
+					sc := schedule{config: c, start: sent, grid: grid{c.tick, offset}}
 					sc.confirm(sent, spread)
 					require.GreaterOrEqual(t, sc.end(), sent, "no overflow")
 					require.GreaterOrEqual(t, sc.renewAt, sent)
