@@ -50,6 +50,7 @@ type asking struct {
 	winner   *command      // its token holds the key
 	ready    *command      // the next one that may take the key, if it has been made; nobody has sent it
 	fence    int64         // of winner; below 1: there is none, or it is not to be had
+	strays   []*command    // give back tokens that the key has held beside winner's
 }
 
 // acquisition is what the caller's goroutine and those of the commands share.
@@ -181,7 +182,7 @@ func (a *asking) sleep(now time.Duration) {
 	if len(a.inFlight) > 0 { // most answers come before, so that it need not be exact
 		at = a.about(now, at)
 	}
-	a.wakeAt(now, at)
+	a.wakeAt(at)
 	wait(a.signal, a.ctx.Done())
 	if offered {
 		a.retract()
@@ -213,7 +214,7 @@ func (a *asking) decided(now time.Duration) error {
 	if a.waiting {
 		a.share()
 	}
-	switch open, doubt := a.outstanding(now), a.inDoubt(now); {
+	switch open, doubt := a.outstanding(now), a.inDoubt(now) || a.astray(); {
 	case a.unbounded() && a.failures >= mostFailures:
 		return a.giveUp(nil)
 	case open:
@@ -426,6 +427,7 @@ func (a *asking) listed() []*command {
 // is heard all the same.
 func (a *asking) forget(now time.Duration) {
 	two := later(a.config.ttl, a.config.ttl)
+	a.strays = slices.DeleteFunc(a.strays, func(c *command) bool { return now-c.began >= two })
 	a.taking = slices.DeleteFunc(a.taking, func(c *command) bool {
 		sent, ok := c.sentAt()
 		if !ok || now-max(sent, c.extended) < two {
@@ -565,8 +567,20 @@ func (a *asking) holds(c *command, fence int64) {
 	}
 	a.taking = without(a.taking, over)
 	if a.claim(over) {
-		go a.cleanUp(over).run()
+		clean := a.cleanUp(over)
+		a.strays = append(a.strays, clean)
+		go clean.run()
 	}
+}
+
+// astray: the key may yet hold a token beside winner's.
+func (a *asking) astray() bool {
+	for _, c := range a.strays {
+		if !c.taken || c.verdict != yes && c.verdict != no {
+			return true
+		}
+	}
+	return false
 }
 
 // grant makes a lease of a key that is ours, if there is enough trust left or Redis confirms it once more. Without a
@@ -616,7 +630,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 
 // orUnknown returns err, which says that the key was not kept, unless it may have been taken all the same.
 func (a *asking) orUnknown(err error, definite bool) error {
-	if now := a.now(); definite && a.winner == nil && !a.outstanding(now) && !a.inDoubt(now) {
+	if now := a.now(); definite && a.winner == nil && !a.outstanding(now) && !a.inDoubt(now) && !a.astray() {
 		return err
 	}
 	return detailed(ErrOutcomeUnknown, err)
@@ -692,7 +706,7 @@ func (a *asking) giveUp(cause error) error {
 			a.winner = nil
 		}
 		err = a.orUnknown(errTooLate, definite)
-	case a.outstanding(a.now()) || a.inDoubt(a.now()):
+	case a.outstanding(a.now()) || a.inDoubt(a.now()) || a.astray():
 		err = detailed(ErrOutcomeUnknown, a.lastErr)
 	case a.last == answerHeld:
 		err = ErrNotAcquired
@@ -754,7 +768,7 @@ func (a *asking) awaitAny(until time.Duration, done <-chan struct{}) bool {
 	if now >= until {
 		return false
 	}
-	a.wakeAt(now, until)
+	a.wakeAt(until)
 	if !wait(a.signal, done) {
 		return false
 	}

@@ -25,9 +25,10 @@ import (
 //
 // What goes wrong, and what follows:
 //
-//   - A look takes long: the others wait for it. So it waits for nothing, and calls nothing of the user's.
+//   - A look takes long: the others wait for it. So it waits for nothing, and what may call the user's code, the end of a
+//     context for one, gets a goroutine of its own.
 //   - Somebody need not be woken any more when the goroutine has begun: it looks in vain.
-//   - The machine is suspended, and all timers with it: see watchClock.
+//   - The machine is suspended, and all timers with it: see clockWatch.
 //   - A lease ends before its renewal is written: Redis gets one that it refuses, like any that is late.
 //   - A pipeline is not answered, or fails: each of its leases sends another renewal, which goes by itself, as does all
 //     that follows a failed renewal, and what Renew asks for. go-redis gives an error to commands that were answered
@@ -35,9 +36,9 @@ import (
 //   - An answer has an observer called: on another goroutine, so that it holds up no other answer.
 type alarms struct {
 	locker   *Locker
-	pipeline pipeline    // nil: each by itself
-	watching atomic.Bool // watchClock has set its timer
+	pipeline pipeline // nil: each by itself
 	shards   [16]alarmShard
+	watch    clockWatch
 }
 
 // alarmShard has the alarms of some moments, so that no lock is shared by all leases.
@@ -62,29 +63,41 @@ const (
 	alarmTicks = 64  // in an interval
 	batchMost  = 256 // commands in a pipeline
 
-	clockLook = time.Second           // how often watchClock looks,
-	clockPart = 256                   // or once in so great a part of the time until an alarm goes off
+	clockLook = time.Second           // how often clockWatch looks at the clock,
+	clockPart = 256                   // or so often before the next alarm, if that is more seldom
 	clockJump = 10 * time.Millisecond // by how much two clocks part if the machine was suspended
 )
 
-// set has t woken at the moment, which is d from now, and not at the one that was set before.
-func (a *alarms) set(t *target, moment, d time.Duration) {
+// set has t woken at the moment, and not at the one that was set before.
+func (a *alarms) set(t *target, moment time.Duration) {
 	a.unset(t)
 	s := &a.shards[uint64(moment)*0x9E3779B97F4A7C15>>60] // moments are multiples of something
 	s.mu.Lock()
 	g := s.at[moment]
-	if g == nil {
-		if s.at == nil {
-			s.at = map[time.Duration]*alarm{}
-		}
-		g = &alarm{alarms: a, shard: s, moment: moment, soon: d <= clockLook}
-		g.timer = a.locker.clock.afterFunc(d, g.goOff)
-		s.at[moment] = g
+	made := g == nil
+	var now time.Duration
+	if made {
+		monotonic, _, _ := a.locker.clock.since(t.base) // others rely on it: what t has read may be old
+		now = t.base.monotonic + monotonic
+		g = a.makeLocked(s, moment, max(0, moment-now))
 	}
 	t.alarm, t.place = g, len(g.targets)
 	g.targets = append(g.targets, t)
 	s.mu.Unlock()
-	a.watchClock()
+	if made {
+		a.lookBefore(now, moment)
+	}
+}
+
+// makeLocked makes an alarm that goes off after d.
+func (a *alarms) makeLocked(s *alarmShard, moment, d time.Duration) *alarm {
+	if s.at == nil {
+		s.at = map[time.Duration]*alarm{}
+	}
+	g := &alarm{alarms: a, shard: s, moment: moment, soon: d <= clockLook}
+	g.timer = a.locker.clock.afterFunc(d, g.goOff)
+	s.at[moment] = g
+	return g
 }
 
 // unset has t not woken, unless that has begun.
@@ -151,24 +164,58 @@ func (a *alarms) send(list []*command) {
 	}
 }
 
-// watchClock wakes everybody soon after the machine was suspended, since timers stand still meanwhile. It looks at the
-// clock for as long as somebody is to be woken: once a second, or more seldom if that is minutes from now.
-func (a *alarms) watchClock() {
-	if a.watching.Load() || !a.watching.CompareAndSwap(false, true) {
+// clockWatch has everybody woken soon after the machine was suspended, since timers stand still meanwhile. While there are
+// alarms it compares the clocks once a second, or more seldom if the next one is minutes away.
+type clockWatch struct {
+	at      atomic.Int64 // the moment of the next look; 0: none is set
+	mu      sync.Mutex   // guards what follows, and changes of at
+	timer   *time.Timer
+	seen    instant // by the last look, or when the first one was set
+	watches bool    // seen is what the next look compares with
+}
+
+// lookBefore has a look come in time for an alarm at the given moment.
+func (a *alarms) lookBefore(now, moment time.Duration) {
+	at := later(now, max(clockLook, (moment-now)/clockPart))
+	w := &a.watch
+	if set := w.at.Load(); set != 0 && set <= int64(at) {
 		return
 	}
-	clock := &a.locker.clock
-	begun := clock.now(&a.locker.anchor)
-	clock.afterFunc(max(clockLook, (a.next()-begun.monotonic)/clockPart), func() {
-		monotonic, wall, _ := clock.since(begun)
-		if apart := wall - monotonic; apart > clockJump || apart < -clockJump {
-			a.goOff()
-		}
-		a.watching.Store(false) // first: whoever sets an alarm from now on is seen to by it, or sees to this
-		if a.next() < forever {
-			a.watchClock()
-		}
-	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if set := w.at.Load(); set != 0 && set <= int64(at) {
+		return
+	}
+	w.at.Store(int64(at))
+	if !w.watches {
+		w.seen, w.watches = a.locker.clock.now(&a.locker.anchor), true
+	}
+	if w.timer == nil {
+		w.timer = a.locker.clock.afterFunc(at-now, a.look)
+	} else {
+		w.timer.Reset(at - now)
+	}
+}
+
+// look compares the clocks. Each look goes on from the last one, so that no suspend falls between two.
+func (a *alarms) look() {
+	w := &a.watch
+	w.mu.Lock()
+	w.at.Store(0) // first: an alarm that is set from now on sees to a look, or is seen below
+	monotonic, wall, time := a.locker.clock.since(w.seen)
+	w.seen = instant{time, w.seen.boot + monotonic, w.seen.monotonic + monotonic}
+	now := w.seen.monotonic
+	w.mu.Unlock()
+	if apart := wall - monotonic; apart > clockJump || apart < -clockJump {
+		a.goOff()
+	}
+	if next := a.next(); next < forever {
+		a.lookBefore(now, next)
+		return
+	}
+	w.mu.Lock()
+	w.watches = w.at.Load() != 0
+	w.mu.Unlock()
 }
 
 // next returns the next moment at which somebody is to be woken.
@@ -213,18 +260,18 @@ func (t *target) fire() *command {
 
 // wakeAt has t woken at the given time, or earlier: an alarm is not put off, which is dear. Whoever is woken looks at the
 // clock anyway.
-func (t *target) wakeAt(now, at time.Duration) {
+func (t *target) wakeAt(at time.Duration) {
 	due := int64(at) - t.ahead.Load()
 	if armed := t.armed.Load(); armed == 0 || armed > due {
-		t.wakeOnlyAt(now, at)
+		t.wakeOnlyAt(at)
 	}
 }
 
 // wakeOnlyAt has t woken at the given time.
-func (t *target) wakeOnlyAt(now, at time.Duration) {
+func (t *target) wakeOnlyAt(at time.Duration) {
 	due := max(int64(at)-t.ahead.Load(), 1)
 	if t.armed.Swap(due) != due {
-		t.locker.alarms.set(t, t.base.monotonic+time.Duration(due), max(0, at-now))
+		t.locker.alarms.set(t, later(t.base.monotonic, time.Duration(due)))
 	}
 }
 

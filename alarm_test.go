@@ -44,7 +44,7 @@ func TestThoseWhoAreWokenAtTheSameMomentShareATimer(t *testing.T) {
 		var all []*target
 		for range 100 {
 			s := sleeper(k)
-			s.wakeAt(s.now(), s.about(s.now(), time.Second)) // within 99 ms, which is a tick of the default interval
+			s.wakeAt(s.about(s.now(), time.Second)) // within 99 ms, which is a tick of the default interval
 			all = append(all, s)
 			time.Sleep(990 * time.Microsecond)
 		}
@@ -82,7 +82,7 @@ func TestNobodyIsWokenLateWhateverTheOthersDo(t *testing.T) {
 					if rand.N(2) == 0 {
 						at = s.about(began, at)
 					}
-					s.wakeAt(began, at)
+					s.wakeAt(at)
 					switch rand.N(4) {
 					case 0:
 						time.Sleep(rand.N(at - began + 1))
@@ -95,14 +95,14 @@ func TestNobodyIsWokenLateWhateverTheOthersDo(t *testing.T) {
 					case 1:
 						time.Sleep(rand.N(at - began + 1))
 						at = s.now() + rand.N(20*time.Second)
-						s.wakeOnlyAt(s.now(), at)
+						s.wakeOnlyAt(at)
 					}
 					for {
 						<-s.signal
 						if s.now() >= at {
 							break
 						}
-						s.wakeAt(s.now(), at) // a signal from before
+						s.wakeAt(at) // a signal from before
 					}
 					if s.now() != at {
 						t.Errorf("woken %v late", s.now()-at)
@@ -121,6 +121,57 @@ func TestNobodyIsWokenLateWhateverTheOthersDo(t *testing.T) {
 	})
 }
 
+func TestWhoStoodStillWhenItSetAnAlarmMakesNobodyLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := lockerOfNothing(t)
+		first, second := sleeper(k), sleeper(k)
+		at := second.now() + 10*time.Second
+		time.Sleep(4 * time.Second) // what was read has become old
+		first.wakeAt(at)
+		second.wakeAt(at)
+		<-second.signal
+		require.Equal(t, at, second.now())
+	})
+}
+
+func TestNoSuspendFallsBetweenTwoLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := lockerOfNothing(t)
+		var mu sync.Mutex
+		var asleep time.Duration // so far
+		var reads int
+		var suspendAfter int
+		start := time.Now()
+		at := map[time.Time]time.Duration{} // a base's share of it
+		k.clock.since = func(base instant) (monotonic, wall time.Duration, now time.Time) {
+			mu.Lock()
+			defer mu.Unlock()
+			reads++
+			d := time.Since(base.time)
+			wall = d + asleep - at[base.time]
+			now = start.Add(time.Since(start) + time.Duration(reads)) // each is told apart
+			at[now] = asleep
+			if reads == suspendAfter {
+				asleep += time.Hour
+			}
+			return d, wall, now
+		}
+		for gap := range 20 {
+			s := sleeper(k)
+			s.wakeAt(s.now() + 100*time.Second)
+			time.Sleep(3500 * time.Millisecond)
+			mu.Lock()
+			suspendAfter = reads + 1 + gap
+			mu.Unlock()
+			reading := time.Now()
+			<-s.signal
+			require.Less(t, time.Since(reading), 30*time.Second, gap)
+			s.wakeNoMore()
+			time.Sleep(5 * time.Minute)
+		}
+	})
+}
+
 func TestAlarmsAreSetAndUnsetFromAllSides(t *testing.T) {
 	k := lockerOfNothing(t)
 	var wg sync.WaitGroup
@@ -129,7 +180,7 @@ func TestAlarmsAreSetAndUnsetFromAllSides(t *testing.T) {
 			s := sleeper(k)
 			for range 2000 {
 				now := s.now()
-				s.wakeAt(now, now+rand.N(time.Millisecond).Truncate(50*time.Microsecond))
+				s.wakeAt(now + rand.N(time.Millisecond).Truncate(50*time.Microsecond))
 				switch rand.N(3) {
 				case 0:
 					s.wakeNoMore()

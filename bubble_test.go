@@ -541,12 +541,51 @@ func TestASuspendedMachineFindsOutByItself(t *testing.T) {
 		require.LessOrEqual(t, b.now()-at, time.Second, "within a second where nobody does")
 		require.ErrorIs(t, watched.Release(), redislease.ErrUnconfirmed)
 
-		rarely := b.acquire(k, redislease.WithTTL(10*time.Hour), redislease.WithMaxHold(redislease.NoMaxHold))
+		rarely, err := k.TryAcquire(context.Background(), "rarely", redislease.WithTTL(10*time.Hour), redislease.WithMaxHold(redislease.NoMaxHold))
+		require.NoError(t, err)
+		often := b.acquire(k, redislease.WithTTL(5*time.Minute))
+		at = b.now()
+		s.Suspend(5 * time.Minute)
+		<-often.Context().Done()
+		require.LessOrEqual(t, b.now()-at, time.Second, "whatever else is held")
+		require.ErrorIs(t, often.Release(), redislease.ErrUnconfirmed)
+		time.Sleep(time.Minute)
 		at = b.now()
 		s.Suspend(10 * time.Hour)
 		<-rarely.Context().Done()
 		require.LessOrEqual(t, b.now()-at, time.Minute, "or soon, for how seldom it is renewed")
 		require.ErrorIs(t, rarely.Release(), redislease.ErrUnconfirmed)
+	})
+}
+
+// slow is a context whose values take long to find, once it is told.
+type slow struct {
+	context.Context
+	told atomic.Bool
+}
+
+func (s *slow) Value(key any) any {
+	if s.told.Load() {
+		time.Sleep(7 * time.Second)
+	}
+	return s.Context.Value(key)
+}
+
+func TestACallersContextHoldsUpNoOtherLeaseThatEndsAtTheSameMoment(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker(redislease.WithMaxHold(5 * time.Second))
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		s := &slow{Context: ctx}
+		_, err := k.TryAcquire(s, "slow")
+		require.NoError(t, err)
+		begun := b.now()
+		l := b.acquire(k)
+		s.told.Store(true)
+		<-l.Context().Done()
+		require.Equal(t, begun+5*time.Second, b.now())
+		require.ErrorIs(t, l.Release(), redislease.ErrMaxHold)
+		time.Sleep(time.Minute)
 	})
 }
 

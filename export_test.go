@@ -22,8 +22,11 @@ func (s *Skew) Suspend(d time.Duration) {
 
 // SetSkew makes k, which has no leases, read its clocks through s.
 func SetSkew(k *Locker, s *Skew) {
-	for k.alarms.watching.Load() { // that reads them, too
+	for watching := true; watching; { // that reads them, too
 		time.Sleep(clockLook)
+		k.alarms.watch.mu.Lock()
+		watching = k.alarms.watch.watches
+		k.alarms.watch.mu.Unlock()
 	}
 	k.anchor.Store(nil) // it was made by another clock
 	since := k.clock.since

@@ -341,7 +341,7 @@ func (l *Lease) delete(now time.Duration) (c *command, sent bool) {
 	defer l.wakeNoMore()
 	go c.run()
 	for {
-		l.wakeAt(now, l.about(now, until))
+		l.wakeAt(l.about(now, until))
 		<-l.signal // perhaps one that is left over
 		l.mu.Lock()
 		arrived := c.arrived
@@ -515,7 +515,7 @@ func (l *Lease) answered(c *command) {
 			f = l.learnLocked(now, c)
 		}
 		if l.state == stateHeld {
-			l.wakeOnlyAt(now, l.wakeLocked(now))
+			l.wakeOnlyAt(l.wakeLocked(now))
 		}
 	}
 	if f.deliver && f.ended != nil && c.waiter != nil {
@@ -523,13 +523,21 @@ func (l *Lease) answered(c *command) {
 	}
 	signal(c.waiter)
 	l.mu.Unlock()
+	switch {
+	case f.ended == nil && !f.deliver:
+	case c.piped:
+		go l.tell(f)
+	default:
+		l.tell(f)
+	}
+}
+
+// tell does what the watchdog or an answer has found, with a goroutine of its own.
+func (l *Lease) tell(f found) {
 	if f.ended != nil {
 		l.cancel(f.ended)
 	}
-	switch {
-	case f.deliver && c.batched:
-		go l.deliverAll()
-	case f.deliver:
+	if f.deliver {
 		l.deliverAll()
 	}
 }

@@ -80,8 +80,8 @@ type RedisClient interface {
 
 // A Locker acquires leases. It is safe for concurrent use; a service usually has one. It needs no closing: all that it
 // holds is, from the first time that somebody waits until a second after nobody does any more, one connection that listens
-// to releases, and a timer up to a second after the last lease has ended. The client stays its owner's: close it after the
-// last lease was released.
+// to releases, and timers, which end by themselves. The client stays its owner's: close it after the last lease was
+// released.
 //
 // Which verb to use: TryAcquire and TryDo are for work that another replica does just as well, a tick of a scheduler
 // for one: they skip it if the key is taken. Acquire and Do are for work that has to be done here as soon as it may.

@@ -110,9 +110,9 @@ func WithMargin(margin time.Duration) Option {
 // WithRenewInterval sets the time from one renewal to the next. The default, also chosen by 0, is a third of the
 // TTL, the least 1 ms; the most is half of what the margin leaves of the TTL, so that a second try fits in.
 //
-// Renewals go out early at random, so that those of leases taken together do not come together: the first by up to half
-// the interval, all others by up to an eighth. Where a Locker sends hundreds a second, those that are due within 5 ms go
-// out together at the end of that time, if their interval is at least 100 ms.
+// Renewals go out early at random, so that those of leases taken together do not all come together: the first by up to
+// half the interval, all others by up to an eighth; and on top by up to a 64th, so that those of one Locker that would be
+// due shortly after each other go out as one.
 func WithRenewInterval(interval time.Duration) Option {
 	return leaseOption(func(c *config) {
 		if c.interval, c.set = interval, c.set|setInterval; interval == 0 {

@@ -88,6 +88,12 @@ func TestTheScheduleOfALease(t *testing.T) {
 		{name: "a silent one is joined at a moment of the grid, too",
 			steps: func(sc *schedule) { sc.grid = grid{500 * time.Millisecond, 300 * time.Millisecond}; sc.begin(11 * s) },
 			now:   12 * s, inFly: 1, wake: 13*s + 700*time.Millisecond, end: 28 * s},
+		{name: "a late answer is not followed at once by another, if one is on its way",
+			steps: func(sc *schedule) { sc.count = 1; sc.begin(11 * s); sc.begin(18 * s); sc.confirm(7*s, 0) }, now: 18 * s, inFly: 1,
+			wake: 21 * s, end: 34 * s},
+		{name: "but while trust lasts",
+			steps: func(sc *schedule) { sc.count = 1; sc.begin(11 * s); sc.begin(26 * s); sc.confirm(7*s, 0) }, now: 26 * s, inFly: 1,
+			wake: 27*s + 250*time.Millisecond, end: 34 * s},
 		{name: "trust ends when it ends",
 			steps: func(sc *schedule) {
 				sc.grid, sc.stopped = grid{500 * time.Millisecond, 300 * time.Millisecond}, true

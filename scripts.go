@@ -193,7 +193,7 @@ type owner interface {
 	// wanted says what time it is for the owner, and whether it still wants c to be sent. It is asked just before each
 	// write, on a goroutine of the client's.
 	wanted(c *command) (now time.Duration, ok bool)
-	// answered tells the owner that c's answer is known. It is called once, on c's own goroutine, or on that of its batch,
+	// answered tells the owner that c's answer is known. It is called once, on c's own goroutine, or on that of its pipeline,
 	// where it must not block.
 	answered(c *command)
 }
@@ -215,7 +215,7 @@ type command struct {
 	inline [6]any      // room for the arguments
 
 	// For the owner, which guards them.
-	next     *command      // in the owner's list of answers, or in a batch
+	next     *command      // in the owner's list of answers
 	began    time.Duration // when it was sent off
 	doubtful time.Duration // acquiring: when its outcome became unknown
 	extended time.Duration // acquiring: until when a renewal of its token was tried
@@ -234,7 +234,7 @@ type command struct {
 	verdict   verdict
 	kind      kind
 	beside    bool  // it is sent beside one that is silent
-	batched   bool  // it may have no goroutine of its own
+	piped     bool  // it goes with others, and has no goroutine of its own
 	check     bool  // acquiring: only to see whether the script can be run
 	taken     bool  // acquiring: its answer has been taken into account
 	settled   bool  // acquiring: a later answer has said that its token does not hold the key
@@ -395,7 +395,7 @@ func pipelined(client RedisClient) pipeline {
 func (p pipeline) run(list []*command) {
 	asked, cmds := make([]*redis.Cmd, len(list)), make([]redis.Cmder, len(list))
 	for i, c := range list {
-		c.batched = true
+		c.piped = true
 		asked[i] = redis.NewCmd(c, c.arguments()...)
 		cmds[i] = once{asked[i]}
 	}

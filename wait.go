@@ -192,7 +192,7 @@ func (a *asking) attend() error {
 			return nil
 		}
 		if a.bound != forever {
-			a.wakeAt(now, a.bound)
+			a.wakeAt(a.bound)
 		}
 		wait(a.signal, a.ctx.Done())
 	}

@@ -23,8 +23,7 @@ import "time"
 const mostInFlight = 3
 
 // By which part of the interval a renewal goes out early at the most. The first one spreads leases that were taken in a
-// burst, which would all be due together otherwise; the others keep them apart. What is left over to a tick of the grid
-// comes on top.
+// burst, which would all be due together otherwise; the others keep them apart. Up to a tick of the grid comes on top.
 const (
 	firstSpread    = 2
 	intervalSpread = 8
@@ -58,7 +57,7 @@ func (s *schedule) confirm(sent time.Duration, spread float64) {
 	early := time.Duration(spread * float64(most))
 	s.renewAt = max(s.good, s.grid.floor(later(s.good, s.config.interval-early)))
 	if s.begun > sent { // another one is on its way, so that several late answers are not followed by one each
-		s.renewAt = max(s.renewAt, s.joinAt())
+		s.renewAt = max(s.renewAt, min(s.joinAt(), s.trust-s.config.useful()/4))
 	}
 }
 
@@ -127,7 +126,7 @@ func (s *schedule) wake(now time.Duration, inFlight int, free time.Duration) tim
 }
 
 // The watchdog of a lease is an alarm and this look at the lease, which needs a goroutine only while it lasts. It calls
-// nothing that can block, since other leases wait for it. It returns false if the lease is not held any more, and then
+// nothing that can block, since other leases wait for it: not even the end of the context, which asks the caller's. It returns false if the lease is not held any more, and then
 // there is no other look; and a renewal to send, if it may go with others.
 func (l *Lease) watch() (renewal *command, held bool) {
 	l.mu.Lock()
@@ -146,18 +145,15 @@ func (l *Lease) watch() (renewal *command, held bool) {
 		l.rearmLocked(now)
 	}
 	l.mu.Unlock()
-	if f.ended != nil {
-		l.cancel(f.ended)
-	}
-	if f.deliver {
-		go l.deliverAll()
+	if f.ended != nil || f.deliver {
+		go l.tell(f)
 	}
 	return renewal, held
 }
 
 // rearmLocked has the watchdog look again when the schedule says. It follows whatever has changed the schedule.
 func (l *Lease) rearmLocked(now time.Duration) {
-	l.wakeAt(now, l.wakeLocked(now))
+	l.wakeAt(l.wakeLocked(now))
 }
 
 func (l *Lease) wakeLocked(now time.Duration) time.Duration {
