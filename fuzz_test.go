@@ -479,7 +479,9 @@ func (p *replayed) held(l *redislease.Lease) {
 		begun := time.Now()
 		err = l.Renew(context.Background())
 		require.LessOrEqual(p, time.Since(begun), wireTimeout)
-		require.Len(p, p.sent(n, "renew"), 1)
+		sent := len(p.sent(n, "renew"))
+		require.Positive(p, sent)
+		require.LessOrEqual(p, sent, 2, "the watchdog's may be due at the same moment")
 	}
 	p.inspect(err, 1)
 	require.LessOrEqual(p, len(p.sent(n, "renew")), 60, "no tight loop")
