@@ -479,9 +479,10 @@ func (p *replayed) held(l *redislease.Lease) {
 		begun := time.Now()
 		err = l.Renew(context.Background())
 		require.LessOrEqual(p, time.Since(begun), wireTimeout)
-		sent := len(p.sent(n, "renew"))
-		require.Positive(p, sent)
-		require.LessOrEqual(p, sent, 2, "the watchdog's may be due at the same moment")
+		// The watchdog's may be due at the same moment, and be told of a loss first.
+		if sent := len(p.sent(n, "renew")); sent != 1 && !(sent == 0 && m == saysNo) {
+			require.Equal(p, 2, sent)
+		}
 	}
 	p.inspect(err, 1)
 	require.LessOrEqual(p, len(p.sent(n, "renew")), 60, "no tight loop")
