@@ -202,8 +202,8 @@ func (a *alarms) look() {
 	w := &a.watch
 	w.mu.Lock()
 	w.at.Store(0) // first: an alarm that is set from now on sees to a look, or is seen below
-	monotonic, wall, time := a.locker.clock.since(w.seen)
-	w.seen = instant{time, w.seen.boot + monotonic, w.seen.monotonic + monotonic}
+	monotonic, wall, read := a.locker.clock.since(w.seen)
+	w.seen = instant{read, w.seen.boot + monotonic, w.seen.monotonic + monotonic}
 	now := w.seen.monotonic
 	w.mu.Unlock()
 	if apart := wall - monotonic; apart > clockJump || apart < -clockJump {

@@ -532,7 +532,7 @@ func (l *Lease) answered(c *command) {
 	}
 }
 
-// tell does what the watchdog or an answer has found, with a goroutine of its own.
+// tell carries out what the watchdog or an answer has found, on a goroutine that no other lease waits for.
 func (l *Lease) tell(f found) {
 	if f.ended != nil {
 		l.cancel(f.ended)

@@ -126,8 +126,9 @@ func (s *schedule) wake(now time.Duration, inFlight int, free time.Duration) tim
 }
 
 // The watchdog of a lease is an alarm and this look at the lease, which needs a goroutine only while it lasts. It calls
-// nothing that can block, since other leases wait for it: not even the end of the context, which asks the caller's. It returns false if the lease is not held any more, and then
-// there is no other look; and a renewal to send, if it may go with others.
+// nothing that can block, since other leases wait for it: not even the end of the context, which asks the caller's. It
+// returns false if the lease is not held any more, and then there is no other look; and a renewal to send, if it may go
+// with others.
 func (l *Lease) watch() (renewal *command, held bool) {
 	l.mu.Lock()
 	now := l.now()
