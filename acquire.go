@@ -430,7 +430,7 @@ func (a *asking) forget(now time.Duration) {
 	a.strays = slices.DeleteFunc(a.strays, func(c *command) bool { return now-c.began >= two })
 	a.taking = slices.DeleteFunc(a.taking, func(c *command) bool {
 		sent, ok := c.sentAt()
-		if !ok || now-max(sent, c.extended) < two {
+		if !ok || now-max(sent, c.until) < two {
 			return !ok && now-c.began >= two && c.withdraw()
 		}
 		if !c.settled && a.last == answerHeld { // by another, or by what this took
@@ -602,7 +602,7 @@ func (a *asking) grant(now time.Duration) (*Lease, error) {
 		c := a.command(a.ctx, a.acquisition, kindRenew, w.token)
 		a.await(c, min(end, a.limit()), a.ctx.Done())
 		c.withdraw()
-		w.extended = a.now()
+		w.until = a.now()
 		switch {
 		case a.winner != w || a.ctx.Err() != nil || a.now() >= a.limit():
 			return nil, nil // the loop looks at it anew
@@ -734,6 +734,7 @@ func (a *acquisition) claimLocked(c *command) *command {
 		return nil
 	}
 	c.cleaned = true
+	c.writeNoMore()
 	return c
 }
 
@@ -752,7 +753,7 @@ func (a *asking) giveBack(c *command, until time.Duration, done <-chan struct{})
 	}
 	clean := a.cleanUp(c)
 	a.await(clean, until, done)
-	return clean.taken && (clean.verdict == yes || clean.verdict == no)
+	return clean.taken && (clean.verdict == yes || clean.verdict == no) && c.writeNoMore() <= 1
 }
 
 // await sends c and waits until it is answered and taken, until the given time, or until done.

@@ -523,3 +523,32 @@ func TestANoThatMayBeAboutAnOwnTokenIsNoAnswerHoweverLateItComes(t *testing.T) {
 		require.NotEmpty(t, b.sent("settle", 0))
 	})
 }
+
+func TestACommandWhoseTokenWasGivenBackIsNotExecutedAnew(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker(redislease.WithFencing())
+		released, again := make(chan struct{}), make(chan error, 1)
+		done := sync.OnceFunc(func() { close(released) })
+		first := true
+		b.fault(func(what string, execute func() error) error {
+			switch {
+			case what == "settle" && first: // is executed twice, as by a client that tries again
+				first = false
+				_ = execute()
+				b.operator.Del(context.Background(), ordersFence) // so that the lease is not to be had
+				<-released
+				again <- execute()
+				return errReset
+			case what == "release":
+				err := execute()
+				done()
+				return err
+			}
+			return execute()
+		})
+		l, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(10*time.Second))
+		require.Error(t, <-again, "it was withdrawn")
+		require.NoError(t, err)
+		require.NoError(t, l.Release())
+	})
+}

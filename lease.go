@@ -212,11 +212,13 @@ func (l *Lease) Renew(ctx context.Context) error {
 	now := l.now()
 	found := l.lookLocked(now)
 	var c *command
+	waiter := make(chan struct{}, 1)
 	if l.state == stateHeld && !done {
-		c = l.renewalLocked(ctx, now, make(chan struct{}, 1))
+		c = l.renewalLocked(ctx, now, waiter)
+		c.until = l.schedule.end()
 		go c.run()
 	}
-	err, end := l.causeLocked(), l.schedule.end()
+	err := l.causeLocked()
 	l.mu.Unlock()
 	l.carryOut(found, err)
 	switch {
@@ -225,9 +227,6 @@ func (l *Lease) Renew(ctx context.Context) error {
 	case c == nil:
 		return &opError{"renew", l.name(), ofCaller(context.Cause(ctx))}
 	}
-	waiter := c.waiter
-	timer := l.locker.clock.afterFunc(end-now, func() { signal(waiter) })
-	defer timer.Stop()
 	wait(waiter, ctx.Done())
 	return l.renewed(ctx, c)
 }

@@ -218,7 +218,7 @@ type command struct {
 	next     *command      // in the owner's list of answers
 	began    time.Duration // when it was sent off
 	doubtful time.Duration // acquiring: when its outcome became unknown
-	extended time.Duration // acquiring: until when a renewal of its token was tried
+	until    time.Duration // acquiring: until when a renewal of its token was tried; holding: how long a call waits for it
 	waiter   chan struct{} // holding: filled when it is answered or given up, if a call waits for just this
 
 	mu   sync.Mutex
@@ -629,6 +629,14 @@ func (c *command) withdraw() bool {
 	defer c.mu.Unlock()
 	c.withdrawn = c.withdrawn || c.writes == 0
 	return c.writes == 0
+}
+
+// writeNoMore keeps c from being written again, and returns how often it has been.
+func (c *command) writeNoMore() int32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.withdrawn = true
+	return c.writes
 }
 
 // sentAt returns when c was first written, and whether it was.

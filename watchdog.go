@@ -159,5 +159,20 @@ func (l *Lease) rearmLocked(now time.Duration) {
 
 func (l *Lease) wakeLocked(now time.Duration) time.Duration {
 	inFlight, free := l.inFlightLocked(now)
-	return l.schedule.wake(now, inFlight, free)
+	return min(l.schedule.wake(now, inFlight, free), l.callsLocked(now))
+}
+
+// callsLocked wakes the calls of Renew whose time is up, and returns when that of the next one is.
+func (l *Lease) callsLocked(now time.Duration) (next time.Duration) {
+	next = forever
+	for _, c := range l.flights {
+		switch {
+		case c.waiter == nil:
+		case c.until <= now:
+			signal(c.waiter)
+		default:
+			next = min(next, c.until)
+		}
+	}
+	return next
 }

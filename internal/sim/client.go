@@ -19,8 +19,8 @@ type (
 )
 
 // client is a go-redis client in a process, wrapped as users wrap theirs. What the wrapper adds is a delay of less than
-// a microsecond, by which no two commands of a process ever set out at one instant, and now and then a hook that
-// misbehaves.
+// ten microseconds, by which two commands of a process hardly ever set out at one instant, and a renewal and a release of
+// a lease never, and now and then a hook that misbehaves.
 type client struct {
 	p     *process
 	redis *redis.Client
@@ -63,7 +63,7 @@ func (c *client) Process(ctx context.Context, cmd redis.Cmder) error {
 	w, tokens := identify(cmd)
 	o := c.p.w.oracle
 	x := from(c.p.place, a.id, uint64(w), uint64(len(tokens)), uint64(time.Now().UnixNano()))
-	time.Sleep(x.between(1, time.Microsecond))
+	time.Sleep(5*x.between(1, 2*time.Microsecond) + time.Duration(w))
 	c.p.gate()
 	called := o.calling(a, w, tokens, ctx.Value(manualKey{}) != nil)
 	err := errOfHook // unless it returns

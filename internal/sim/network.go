@@ -223,7 +223,7 @@ func (c *conn) unhold() {
 	c.mu.Unlock()
 	for i, f := range held {
 		if listens && i > 0 { // what is heard at one instant is followed by one try or by two
-			time.AfterFunc(time.Duration(i)*5*time.Microsecond, f)
+			time.AfterFunc(time.Duration(i)*20*time.Microsecond, f)
 			continue
 		}
 		f()

@@ -69,7 +69,7 @@ const (
 const soon = 250 * time.Millisecond
 
 // slack is for what happens within one virtual instant, give or take the salts.
-const slack = 5 * time.Microsecond
+const slack = 20 * time.Microsecond
 
 // oracle knows what the server holds, and hears what the library does and says. It sees what no client can.
 type oracle struct {
@@ -381,7 +381,7 @@ func (o *oracle) askedLocked(a *acquisition, g *grant, r *request, before item, 
 	old := holder.took.Sub(holder.written) >= a.terms.ttl || a.p.noBoot && o.w.weather.steps
 	// A process that stood still may call for them in another order than they were made in.
 	stood := a.p.stood(holder.called.Add(-2*time.Millisecond), 0)
-	if !old && !a.hooked && len(r.tokens) < 17 && g.called.Sub(holder.called) > 2*time.Microsecond && !stood {
+	if !old && !a.hooked && len(r.tokens) < 17 && g.called.Sub(holder.called) > slack && !stood {
 		o.violateLocked(a, notAskedAbout, "it was written %v before", r.at.Sub(holder.written))
 	}
 }

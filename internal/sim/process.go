@@ -137,9 +137,10 @@ func (p *process) sleep(d time.Duration) {
 // afterFunc is time.AfterFunc of code that runs in the process. A suspended machine's timers fire as much later as the
 // suspend took.
 func (p *process) afterFunc(d time.Duration, f func()) *time.Timer {
-	if d > 0 { // or two timers of a lease that are set for its end fire at one instant, in any order
-		d += from(p.place, uint64(time.Now().UnixNano()), uint64(d)).between(1, time.Microsecond)
-	}
+	// A little later, or one that is due already fires at the instant of what the worker does next, in any order. It
+	// depends on the moment alone: timers for the same one that are set one after the other are as good as one.
+	d = max(0, d)
+	d += from(p.place, uint64(time.Now().Add(d).UnixNano())).between(1, time.Microsecond)
 	return time.AfterFunc(d, func() {
 		p.mu.Lock()
 		var late time.Duration

@@ -254,7 +254,7 @@ func (w *world) heal() {
 		c.mu.Unlock()
 		if silent {
 			time.Sleep(time.Microsecond)
-			c.cut()
+			c.toProcess(c.cut)
 		}
 	}
 }
