@@ -3,6 +3,7 @@ package redislease_test
 import (
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"testing"
@@ -82,13 +83,19 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-func TestSimulationIsTheSameAtAnyGOMAXPROCS(t *testing.T) {
+func TestSimulationIsTheSameAtAnyGOMAXPROCSAndInAnyOrder(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	for seed := uint64(1); seed <= 4; seed++ {
 		runtime.GOMAXPROCS(1)
 		once := simulate(t, seed, false)
 		runtime.GOMAXPROCS(4)
-		again := simulate(t, seed, false)
+		again := simulate(t, seed, false, func(c *sim.Config) {
+			c.Yield = func() {
+				for range rand.IntN(6) {
+					runtime.Gosched()
+				}
+			}
+		})
 		require.Equal(t, once, again, "seed %d", seed)
 	}
 }

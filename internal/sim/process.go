@@ -54,6 +54,8 @@ type Clock struct {
 func (p *process) clock() Clock {
 	return Clock{
 		Since: func(base time.Time) (monotonic, wall time.Duration) {
+			p.w.Yield()
+			defer p.w.Yield()
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			now, then := p.skewLocked(time.Now()), p.skewLocked(base)

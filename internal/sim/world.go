@@ -36,6 +36,9 @@ type Config struct {
 	// SetAlarms makes a Locker move what it does together, by up to a part of a lease's interval, and send several
 	// renewals by f.
 	SetAlarms func(k *redislease.Locker, part int, f func(cmds []redis.Cmder) error)
+	// Yield, if set, is called around each look at a clock, to have goroutines that run at one instant take turns in
+	// another order.
+	Yield func()
 	// Trace, if set, gets every line of the history.
 	Trace func(line string)
 }
@@ -162,6 +165,9 @@ func run(t *testing.T, c Config) Report {
 	w := &world{
 		Config: c, start: time.Now(), end: time.Now().Add(c.Virtual), weather: weatherOf(c.Seed),
 		keys: []string{prefix + "orders", prefix + "invoices"}, faults: map[string]int{}, history: c.Seed,
+	}
+	if w.Yield == nil {
+		w.Yield = func() {}
 	}
 	w.oracle = &oracle{w: w, truths: map[string]*truth{}, grants: map[string]*grant{}, violated: map[string]int{}}
 	w.server = &server{w: w, listeners: map[string][]*conn{}, place: uint64(*from(c.Seed, name("server")))}
