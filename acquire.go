@@ -746,7 +746,7 @@ func (a *acquisition) cleanUp(c *command) *command {
 }
 
 // giveBack gives c's token back, and returns whether Redis said in time, and before done is closed, that it does not hold
-// the key now.
+// the key now, and will not: of a command that was written twice, one may be executed later.
 func (a *asking) giveBack(c *command, until time.Duration, done <-chan struct{}) bool {
 	if !a.claim(c) {
 		return false
