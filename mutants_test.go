@@ -173,7 +173,7 @@ var mutants = []mutant{
 		caught: []string{"a renewal did not follow when it was due"}},
 	{name: "whoever is no longer to be woken takes another's place",
 		edits:  []edit{{"alarm.go", "g.targets[t.place], moved.place = moved, t.place\n", "moved.place = t.place\n"}},
-		caught: []string{"a renewal did not follow when it was due"}},
+		caught: []string{"a renewal did not follow when it was due", "a lease's context is not done one margin before its key can expire"}},
 	{name: "nobody looks at the clock after a suspend",
 		edits:  []edit{{"alarm.go", "		a.goOff()\n", ""}},
 		caught: []string{"a lease's context is not done one margin before its key can expire"}},
