@@ -64,6 +64,7 @@ type acquisition struct {
 	answers *command    // not yet taken by the caller's goroutine; newest first
 	over    atomic.Bool // the acquisition has ended; changed under mu
 	kept    *command    // whose token the lease has, if there is one; fixed then
+	room    [1]*command // for the list of those in flight: usually there is one
 }
 
 // lastAnswer is what the last answer said.
@@ -130,6 +131,7 @@ func (a *asking) run() (lease *Lease, err error) {
 		return nil, ofCaller(context.Cause(a.ctx))
 	}
 	a.signal = make(chan struct{}, 1)
+	a.inFlight = a.room[:0]
 	defer a.end()
 	now := time.Duration(0)
 	if a.waiting {
@@ -548,7 +550,7 @@ func (a *asking) countFailure(now, began time.Duration) bool {
 }
 
 // holds: Redis says that c's token holds the key, and which fence is its own. If it has said so of two, the one sent first
-// is over.
+// is over, and given back. It is reckoned with all the same if it was written twice, since it may be executed once more.
 func (a *asking) holds(c *command, fence int64) {
 	over := a.winner
 	switch {
@@ -565,7 +567,11 @@ func (a *asking) holds(c *command, fence int64) {
 	if over == nil {
 		return
 	}
-	a.taking = without(a.taking, over)
+	if over.writeNoMore() <= 1 {
+		a.taking = without(a.taking, over)
+	} else {
+		over.doubtful, over.settled = a.now(), false
+	}
 	if a.claim(over) {
 		clean := a.cleanUp(over)
 		a.strays = append(a.strays, clean)

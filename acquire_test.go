@@ -552,3 +552,93 @@ func TestACommandWhoseTokenWasGivenBackIsNotExecutedAnew(t *testing.T) {
 		require.NoError(t, l.Release())
 	})
 }
+
+// twoTokens has an acquisition hear that two of its tokens have held the key: of the newer one so late that it has to be
+// confirmed, and of the older one meanwhile. The newer one is gone by then. If twice is set the older one was written
+// twice. giveBack decides about the DEL of the older one.
+func twoTokens(t *testing.T, b *bubbled, twice bool, giveBack func(older string, execute func() error) error) {
+	ctx, begun := context.Background(), b.now()
+	taken, confirming, end := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	givenBack, gone := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(end) })
+	var older string
+	first := map[string]bool{"settle": true, "release": true}
+	b.fault(func(what string, execute func() error) error {
+		b.mu.Lock()
+		isFirst := first[what]
+		first[what] = false
+		b.mu.Unlock()
+		switch {
+		case what == "set":
+			if twice {
+				b.operator.Set(ctx, "orders", "other", 0)
+				_ = execute() // in vain
+				b.operator.Del(ctx, "orders")
+				<-taken
+				b.operator.Del(ctx, "orders")
+			}
+			err := execute()
+			older = b.get("orders")
+			b.operator.Del(ctx, "orders")
+			<-confirming
+			return err
+		case what == "settle" && isFirst:
+			err := execute()
+			close(taken)
+			time.Sleep(begun + 20*time.Second - b.now())
+			return err
+		case what == "settle" && b.now()-begun < 20*time.Second: // is never written
+			<-end
+			return errReset
+		case what == "renew":
+			close(confirming)
+			<-givenBack
+			b.operator.Del(ctx, "orders")
+			close(gone)
+		case what == "release" && isFirst:
+			close(givenBack)
+			<-gone
+			return giveBack(older, execute)
+		}
+		return execute()
+	})
+}
+
+func TestATokenThatWasWrittenTwiceIsReckonedWithAfterItWasGivenBack(t *testing.T) {
+	late := func(t *testing.T, b *bubbled) func(string, func() error) error {
+		return func(older string, execute func() error) error {
+			require.NotEmpty(t, older)
+			err := execute()
+			b.operator.Set(context.Background(), "orders", older, 30*time.Second) // what was written the second time
+			return err
+		}
+	}
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		twoTokens(t, b, true, late(t, b))
+		_, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
+		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+	})
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		twoTokens(t, b, true, late(t, b))
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, redislease.ErrNotAcquired, "nobody else has it")
+	})
+}
+
+func TestWhileATokenIsBeingGivenBackNobodySaysThatTheKeyIsNotHeld(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		silent := make(chan struct{})
+		t.Cleanup(func() { close(silent) })
+		twoTokens(t, b, false, func(_ string, execute func() error) error {
+			<-silent
+			return execute()
+		})
+		_, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
+		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.Len(t, b.sent("release", 0), 2, "one of them is not answered")
+	})
+}

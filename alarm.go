@@ -77,7 +77,7 @@ func (a *alarms) set(t *target, moment time.Duration) {
 	made := g == nil
 	var now time.Duration
 	if made {
-		monotonic, _, _ := a.locker.clock.since(t.base) // others rely on it: what t has read may be old
+		monotonic, _, _ := a.locker.clock.since(&t.base) // others rely on it: what t has read may be old
 		now = t.base.monotonic + monotonic
 		g = a.makeLocked(s, moment, max(0, moment-now))
 	}
@@ -202,7 +202,7 @@ func (a *alarms) look() {
 	w := &a.watch
 	w.mu.Lock()
 	w.at.Store(0) // first: an alarm that is set from now on sees to a look, or is seen below
-	monotonic, wall, read := a.locker.clock.since(w.seen)
+	monotonic, wall, read := a.locker.clock.since(&w.seen)
 	w.seen = instant{read, w.seen.boot + monotonic, w.seen.monotonic + monotonic}
 	now := w.seen.monotonic
 	w.mu.Unlock()

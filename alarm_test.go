@@ -143,7 +143,7 @@ func TestNoSuspendFallsBetweenTwoLooks(t *testing.T) {
 		var suspendAfter int
 		start := time.Now()
 		at := map[time.Time]time.Duration{} // a base's share of it
-		k.clock.since = func(base instant) (monotonic, wall time.Duration, now time.Time) {
+		k.clock.since = func(base *instant) (monotonic, wall time.Duration, now time.Time) {
 			mu.Lock()
 			defer mu.Unlock()
 			reads++

@@ -15,7 +15,7 @@ import (
 // system has one.
 type clock struct {
 	// since says how long ago base was, by the monotonic and by the wall clock, and what time it is.
-	since func(base instant) (monotonic, wall time.Duration, now time.Time)
+	since func(base *instant) (monotonic, wall time.Duration, now time.Time)
 	// boot reads a clock that runs during a suspend, too; false where there is none.
 	boot func() (time.Duration, bool)
 	// afterFunc is time.AfterFunc.
@@ -32,7 +32,7 @@ type instant struct {
 }
 
 var systemClock = clock{
-	since: func(base instant) (monotonic, wall time.Duration, now time.Time) {
+	since: func(base *instant) (monotonic, wall time.Duration, now time.Time) {
 		now = time.Now()
 		return now.Sub(base.time), time.Duration(now.UnixNano() - base.time.UnixNano()), now
 	},
@@ -51,7 +51,7 @@ func (c *clock) now(anchor *atomic.Pointer[instant]) instant {
 	for {
 		a := anchor.Load()
 		if a != nil {
-			monotonic, wall, now := c.since(*a)
+			monotonic, wall, now := c.since(a)
 			if apart := wall - monotonic; apart <= anchorDrift && apart >= -anchorDrift {
 				return instant{now, a.boot + monotonic, a.monotonic + monotonic}
 			}
@@ -59,7 +59,7 @@ func (c *clock) now(anchor *atomic.Pointer[instant]) instant {
 		boot, _ := c.boot() // before the others, or it lagged behind
 		made := instant{time.Now(), boot, 0}
 		if a != nil {
-			monotonic, _, now := c.since(*a)
+			monotonic, _, now := c.since(a)
 			made.time, made.monotonic = now, a.monotonic+monotonic
 		}
 		if anchor.CompareAndSwap(a, &made) {
@@ -71,7 +71,7 @@ func (c *clock) now(anchor *atomic.Pointer[instant]) instant {
 // elapsed returns how long ago base was. The monotonic and the wall clock may differ by tolerance before a third clock
 // is asked. ahead belongs to base: it keeps by how much the result has been ahead of the monotonic clock, which it
 // stays, so that two readings can be compared whatever the other clocks did in between.
-func (c *clock) elapsed(base instant, tolerance time.Duration, ahead *atomic.Int64) time.Duration {
+func (c *clock) elapsed(base *instant, tolerance time.Duration, ahead *atomic.Int64) time.Duration {
 	monotonic, wall, _ := c.since(base)
 	reading := max(monotonic, wall)
 	if apart := wall - monotonic; apart > tolerance || apart < -tolerance {

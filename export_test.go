@@ -30,7 +30,7 @@ func SetSkew(k *Locker, s *Skew) {
 	}
 	k.anchor.Store(nil) // it was made by another clock
 	since := k.clock.since
-	k.clock.since = func(base instant) (monotonic, wall time.Duration, now time.Time) {
+	k.clock.since = func(base *instant) (monotonic, wall time.Duration, now time.Time) {
 		monotonic, wall, now = since(base)
 		return monotonic + time.Duration(s.Monotonic.Load()), wall + time.Duration(s.Wall.Load()), now
 	}
@@ -45,7 +45,7 @@ func SetSkew(k *Locker, s *Skew) {
 func SetClock(k *Locker, since func(base time.Time) (monotonic, wall time.Duration), boot func() (time.Duration, bool),
 	afterFunc func(time.Duration, func()) *time.Timer, random func() float64) {
 	k.anchor.Store(nil) // it was made by another clock
-	k.clock.since = func(base instant) (monotonic, wall time.Duration, now time.Time) {
+	k.clock.since = func(base *instant) (monotonic, wall time.Duration, now time.Time) {
 		monotonic, wall = since(base.time)
 		return monotonic, wall, time.Now()
 	}

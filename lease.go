@@ -107,7 +107,7 @@ func (e *releasedError) Unwrap() error { return ErrReleased }
 
 // newLease makes a lease of a key that was acquired by a command sent at start, and last confirmed by one sent at sent.
 func newLease(t *target, token *token, fence int64, start, sent time.Duration) *Lease {
-	l := &Lease{target: t, token: *token, fence: fence, schedule: schedule{config: t.config, start: start, grid: t.grid()}}
+	l := &Lease{target: t, token: *token, fence: fence, schedule: schedule{config: t.config, start: start, offset: t.grid().offset}}
 	l.inner, l.cancel = context.WithCancelCause(t.ctx)
 	l.schedule.confirm(sent, t.locker.clock.random())
 	if t.config.observer != nil {
@@ -557,7 +557,7 @@ func (l *Lease) learnLocked(now time.Duration, c *command) found {
 		if !c.manual {
 			l.schedule.count++
 		}
-		l.schedule.grid = l.grid() // which moves if the clock has jumped
+		l.schedule.offset = l.grid().offset // which moves if the clock has jumped
 		l.schedule.confirm(c.sentTime(), l.locker.clock.random())
 		l.lastErr = nil
 		return found{deliver: l.pushLocked(Event{Kind: EventRenewed, Left: left})}

@@ -81,13 +81,16 @@ func TestTheScheduleOfALease(t *testing.T) {
 			steps: func(sc *schedule) { sc.stopped = true }, now: 20 * s, wake: 28 * s, end: 28 * s},
 		{name: "what need not be exact is moved to the grid",
 			steps: func(sc *schedule) {
-				sc.grid = grid{500 * time.Millisecond, 300 * time.Millisecond}
+				sc.config.tick, sc.offset = 500*time.Millisecond, 300*time.Millisecond
 				sc.confirm(2*s, 0.1)
 			},
 			now: 11*s + 200*time.Millisecond, due: true, wake: 11*s + 200*time.Millisecond, end: 29 * s},
 		{name: "a silent one is joined at a moment of the grid, too",
-			steps: func(sc *schedule) { sc.grid = grid{500 * time.Millisecond, 300 * time.Millisecond}; sc.begin(11 * s) },
-			now:   12 * s, inFly: 1, wake: 13*s + 700*time.Millisecond, end: 28 * s},
+			steps: func(sc *schedule) {
+				sc.config.tick, sc.offset = 500*time.Millisecond, 300*time.Millisecond
+				sc.begin(11 * s)
+			},
+			now: 12 * s, inFly: 1, wake: 13*s + 700*time.Millisecond, end: 28 * s},
 		{name: "a late answer is not followed at once by another, if one is on its way",
 			steps: func(sc *schedule) { sc.count = 1; sc.begin(11 * s); sc.begin(18 * s); sc.confirm(7*s, 0) }, now: 18 * s, inFly: 1,
 			wake: 21 * s, end: 34 * s},
@@ -96,7 +99,7 @@ func TestTheScheduleOfALease(t *testing.T) {
 			wake: 27*s + 250*time.Millisecond, end: 34 * s},
 		{name: "trust ends when it ends",
 			steps: func(sc *schedule) {
-				sc.grid, sc.stopped = grid{500 * time.Millisecond, 300 * time.Millisecond}, true
+				sc.config.tick, sc.offset, sc.stopped = 500*time.Millisecond, 300*time.Millisecond, true
 				sc.confirm(s+1, 0)
 			}, now: 27 * s, wake: 28*s + 1, end: 28*s + 1},
 		{name: "the longest hold ends a lease that is trusted",
@@ -119,6 +122,7 @@ func TestTheScheduleOfALease(t *testing.T) {
 				test.change = func(*config) {}
 			}
 			sc := schedule{config: resolved(t, test.change), start: s}
+			sc.config.tick = 1
 			sc.confirm(s, 0)
 			if test.steps != nil {
 				test.steps(&sc)
@@ -142,7 +146,7 @@ func TestTheScheduleOfExtremeDurations(t *testing.T) {
 			for _, sent := range []time.Duration{0, 1, time.Hour, math.MaxInt64 / 2, math.MaxInt64 - 1, math.MaxInt64} {
 				for i, spread := range []float64{0, 0.5, math.Nextafter(1, 0)} {
 					offset := []time.Duration{0, -time.Hour, math.MaxInt64}[i]
-					sc := schedule{config: c, start: sent, grid: grid{c.tick, offset}}
+					sc := schedule{config: c, start: sent, offset: offset}
 					sc.confirm(sent, spread)
 					require.GreaterOrEqual(t, sc.end(), sent, "no overflow")
 					require.GreaterOrEqual(t, sc.renewAt, sent)
@@ -216,11 +220,11 @@ func TestElapsedTimeIsTheGreaterUnlessAThirdClockDecides(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := clock{
-				since: func(instant) (time.Duration, time.Duration, time.Time) { return test.monotonic, test.wall, time.Now() },
+				since: func(*instant) (time.Duration, time.Duration, time.Time) { return test.monotonic, test.wall, time.Now() },
 				boot:  func() (time.Duration, bool) { return 7*time.Hour + test.boot, !test.noBoot },
 			}
 			var ahead atomic.Int64
-			require.Equal(t, test.want, c.elapsed(instant{boot: 7 * time.Hour}, tolerance, &ahead))
+			require.Equal(t, test.want, c.elapsed(&instant{boot: 7 * time.Hour}, tolerance, &ahead))
 		})
 	}
 }
@@ -228,7 +232,7 @@ func TestElapsedTimeIsTheGreaterUnlessAThirdClockDecides(t *testing.T) {
 func TestReadingsNeverFallWhateverTheWallClockDoes(t *testing.T) {
 	var monotonic, wall time.Duration
 	c := clock{
-		since: func(instant) (time.Duration, time.Duration, time.Time) { return monotonic, wall, time.Now() },
+		since: func(*instant) (time.Duration, time.Duration, time.Time) { return monotonic, wall, time.Now() },
 		boot:  func() (time.Duration, bool) { return 0, false },
 	}
 	var ahead atomic.Int64
@@ -236,7 +240,7 @@ func TestReadingsNeverFallWhateverTheWallClockDoes(t *testing.T) {
 	for _, step := range []time.Duration{0, 15 * time.Second, -15 * time.Second, 50 * time.Millisecond, -time.Hour, 2 * time.Hour, -time.Hour} {
 		monotonic += time.Second
 		wall += time.Second + step
-		reading := c.elapsed(instant{}, 100*time.Millisecond, &ahead)
+		reading := c.elapsed(&instant{}, 100*time.Millisecond, &ahead)
 		require.GreaterOrEqual(t, reading-last, time.Second, "at least what the monotonic clock counted")
 		last = reading
 	}
@@ -246,7 +250,7 @@ func TestTheSystemsClocksAgree(t *testing.T) {
 	var anchor atomic.Pointer[instant]
 	base := systemClock.now(&anchor)
 	time.Sleep(20 * time.Millisecond)
-	monotonic, wall, _ := systemClock.since(base)
+	monotonic, wall, _ := systemClock.since(&base)
 	require.GreaterOrEqual(t, monotonic, 20*time.Millisecond)
 	require.InDelta(t, monotonic, wall, float64(time.Second))
 	if boot, ok := systemClock.boot(); ok {
@@ -259,7 +263,7 @@ func TestTheBootClockIsReckonedUntilTheOthersPart(t *testing.T) {
 	var monotonic, wall, boot time.Duration
 	var reads int
 	c := clock{
-		since: func(base instant) (time.Duration, time.Duration, time.Time) { return monotonic, wall, time.Now() },
+		since: func(base *instant) (time.Duration, time.Duration, time.Time) { return monotonic, wall, time.Now() },
 		boot:  func() (time.Duration, bool) { reads++; return boot, true },
 	}
 	var anchor atomic.Pointer[instant]

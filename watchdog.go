@@ -41,7 +41,7 @@ type schedule struct {
 	count   int           // confirmed renewals of the watchdog
 	tries   int32         // refused renewals since the last confirmed one
 	stopped bool          // the caller's context has ended: nothing more is due
-	grid    grid          // what need not be exact is moved there
+	offset  time.Duration // of the grid that what need not be exact is moved to
 }
 
 // confirm takes note that Redis confirmed a command that was sent at the given time. spread, from 0 to 1, says how
@@ -55,11 +55,13 @@ func (s *schedule) confirm(sent time.Duration, spread float64) {
 		most = s.config.interval / firstSpread
 	}
 	early := time.Duration(spread * float64(most))
-	s.renewAt = max(s.good, s.grid.floor(later(s.good, s.config.interval-early)))
+	s.renewAt = max(s.good, s.grid().floor(later(s.good, s.config.interval-early)))
 	if s.begun > sent { // another one is on its way, so that several late answers are not followed by one each
 		s.renewAt = max(s.renewAt, min(s.joinAt(), s.trust-s.config.useful()/4))
 	}
 }
+
+func (s *schedule) grid() grid { return grid{s.config.tick, s.offset} }
 
 // longest is when the longest hold ends.
 func (s *schedule) longest() time.Duration { return later(s.start, s.config.maxHold) }
@@ -90,7 +92,7 @@ func (s *schedule) begin(now time.Duration) {
 
 // joinAt is when another renewal goes out beside the last one.
 func (s *schedule) joinAt() time.Duration {
-	return max(later(s.begun, 1), s.grid.floor(later(s.begun, s.config.silence())))
+	return max(later(s.begun, 1), s.grid().floor(later(s.begun, s.config.silence())))
 }
 
 // failed takes note of a renewal that was not confirmed, and has another follow after a pause that doubles up to a
@@ -157,6 +159,7 @@ func (l *Lease) rearmLocked(now time.Duration) {
 	l.wakeAt(l.wakeLocked(now))
 }
 
+// wakeLocked returns when the watchdog should look again, and wakes the calls of Renew whose time is up.
 func (l *Lease) wakeLocked(now time.Duration) time.Duration {
 	inFlight, free := l.inFlightLocked(now)
 	return min(l.schedule.wake(now, inFlight, free), l.callsLocked(now))
