@@ -461,7 +461,9 @@ func TestACleanUpThatIsNotSentWithinTheGraceGoesOnBehind(t *testing.T) {
 		require.Equal(t, begun+100*time.Millisecond, b.now())
 		time.Sleep(time.Second)
 		require.Empty(t, b.get("orders"))
-		require.Len(t, b.sent("release", begun), 1)
+		releases := len(b.sent("release", begun))
+		require.Positive(t, releases)
+		require.LessOrEqual(t, releases, 2, "one before the answer, if that is not the first to come, and one after it")
 	})
 }
 

@@ -341,6 +341,7 @@ func TestEventsCarryTheFence(t *testing.T) {
 		k := w.locker(redislease.WithObserver(r.observe))
 		l := acquire(t, k, "orders", redislease.WithFencing())
 		require.NoError(t, l.Renew(context.Background()))
+		r.wait(t, renewed) // its event is not waited for by the call
 		_, err := k.TryAcquire(context.Background(), "orders")
 		require.ErrorIs(t, err, redislease.ErrNotAcquired)
 		require.NoError(t, l.Release())
