@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redislease/redislease"
@@ -142,10 +143,8 @@ func waitThrough(t *testing.T, w *world, seed uint64) {
 			return next(ctx, cmd)
 		}
 	}))
-	defer func() {
-		for underWay.Load() > 0 { // when it closes go-redis 9.19 reads from connections that a command reads from, too
-			time.Sleep(time.Millisecond)
-		}
+	defer func() { // when it closes go-redis 9.19 reads from connections that a command reads from, too
+		assert.Eventually(t, func() bool { return underWay.Load() == 0 }, patience, time.Millisecond, "a command does not end")
 	}()
 	defer f.proxy.Close() // first, so that they end
 	step, matcher := draw(rng, waitSteps)
