@@ -25,7 +25,7 @@ type hub struct {
 	wake   chan struct{}
 	pubsub *redis.PubSub       // nil: there is none
 	have   map[string]struct{} // the keys whose channels it was told to listen to
-	ended  chan error          // filled when nothing is read from it any more
+	reader *reader             // of pubsub
 }
 
 // subscriber is a client that can subscribe.
@@ -113,6 +113,7 @@ func (h *hub) run() {
 		if want == nil {
 			return
 		}
+		h.readOn()
 		if !now.Before(retryAt) {
 			if err := h.follow(want); err != nil {
 				h.fail(err)
@@ -126,10 +127,14 @@ func (h *hub) run() {
 			next = min(next, max(time.Until(retryAt), time.Millisecond)) // it may have failed just now
 		}
 		timer.Reset(next)
+		var ended chan error
+		if h.reader != nil {
+			ended = h.reader.ended
+		}
 		select {
 		case <-h.wake:
 		case <-timer.C:
-		case err := <-h.ended:
+		case err := <-ended:
 			h.fail(err)
 		}
 	}
@@ -171,9 +176,9 @@ func (h *hub) follow(want map[string]struct{}) error {
 	}
 	pubsub, err := h.change(h.pubsub, more, less)
 	if err == nil && h.pubsub == nil {
-		h.pubsub, h.ended = pubsub, make(chan error, 1)
-		r := &reader{hub: h, pubsub: pubsub, ended: h.ended, over: make(chan struct{}), relay: make(chan struct{})}
-		go r.run()
+		h.pubsub = pubsub
+		h.reader = &reader{hub: h, pubsub: pubsub, ended: make(chan error, 1), over: make(chan struct{}), relay: make(chan struct{})}
+		go h.reader.run()
 	}
 	return err
 }
@@ -279,7 +284,7 @@ func (h *hub) close() {
 	if h.pubsub != nil {
 		go shut(h.pubsub) // it waits for whatever is under way
 	}
-	h.pubsub, h.have, h.ended = nil, nil, nil
+	h.pubsub, h.have, h.reader = nil, nil, nil
 }
 
 // shut closes p, whatever that is.
@@ -289,13 +294,16 @@ func shut(p *redis.PubSub) {
 }
 
 // reader reads from a subscription until it fails. The goroutine that hears of a release sends the command that is ready
-// for it at once, since each change of goroutines would be felt by all who wait, and another one reads on: the one that
-// has sent the last command and stands by, or a new one, since an answer may be long in coming.
+// for it at once, since each change of goroutines would be felt by all who wait. If there are other lines, another
+// goroutine reads on: the one that has sent the last command and stands by, or a new one. If there are none, it reads on
+// itself after the answer. Should that be long in coming, the head will look or leave, or another line will come, and
+// then the hub has another goroutine read on.
 type reader struct {
 	hub    *hub
 	pubsub *redis.PubSub
-	ended  chan<- error  // filled when nothing is read any more,
+	ended  chan error    // filled when nothing is read any more,
 	over   chan struct{} // and closed
+	away   atomic.Bool   // nobody reads; who comes first does: the hub, or who waits for an answer
 	relay  chan struct{} // where somebody stands by
 	spare  atomic.Bool   // somebody does
 }
@@ -306,27 +314,39 @@ func (r *reader) run() {
 		if v := recover(); v != nil {
 			err = panicked(v)
 		}
-		if reading {
+		if reading || r.back() {
 			r.ended <- err
 			close(r.over)
 		}
 	}()
 	for {
-		var c *command
-		if c, err = r.next(); c == nil {
+		c, alone, failed := r.next()
+		if c == nil {
+			err = failed
 			return
 		}
-		reading = false
-		select {
-		case r.relay <- struct{}{}:
-		default:
-			go r.run()
+		if reading = false; !alone {
+			select {
+			case r.relay <- struct{}{}:
+			default:
+				go r.run()
+			}
 		}
 		c.run()
-		if !r.standBy() {
+		if !r.back() && !r.standBy() {
 			return
 		}
-		err, reading = errGoexit, true
+		reading = true
+	}
+}
+
+// back returns true if nobody reads, which is up to the caller then.
+func (r *reader) back() bool { return r.away.CompareAndSwap(true, false) }
+
+// readOn has a subscription read that nobody reads, since the answer to a command is long in coming.
+func (h *hub) readOn() {
+	if h.reader != nil && h.reader.back() {
+		go h.reader.run()
 	}
 }
 
@@ -353,17 +373,18 @@ var endedContext = func() context.Context {
 	return ctx
 }()
 
-// next reads until there is a command to send, and returns an error if the subscription fails before.
-func (r *reader) next() (c *command, err error) {
+// next reads until there is a command to send, and returns an error if the subscription fails before. alone: nobody reads
+// from now on.
+func (r *reader) next() (c *command, alone bool, err error) {
 	patience, timeout := listenQuiet, net.Error(nil)
 	for c == nil {
 		var message any
 		message, err = r.pubsub.ReceiveTimeout(endedContext, patience)
 		switch m := message.(type) {
 		case *redis.Message:
-			c = r.hub.hear(m.Channel, false)
+			c, alone = r.hear(m.Channel, false)
 		case *redis.Subscription:
-			c = r.hub.hear(m.Channel, m.Kind == "subscribe")
+			c, alone = r.hear(m.Channel, m.Kind == "subscribe")
 		}
 		switch {
 		case err == nil:
@@ -371,17 +392,17 @@ func (r *reader) next() (c *command, err error) {
 		case redis.HasErrorPrefix(err, "NOPERM"): // a channel that may not be listened to; any other reply is about them all
 			r.hub.refused(err)
 		case !errors.As(err, &timeout) || !timeout.Timeout():
-			return nil, err
+			return nil, false, err
 		case patience == listenPatience:
-			return nil, errDeaf
+			return nil, false, errDeaf
 		default:
 			patience = listenPatience
 			if err = r.pubsub.Ping(endedContext); err != nil {
-				return nil, err
+				return nil, false, err
 			}
 		}
 	}
-	return c, nil
+	return c, alone, nil
 }
 
 // refused: Redis does not let one of the channels be listened to.
@@ -393,13 +414,14 @@ func (h *hub) refused(err error) {
 }
 
 // hear has the head of a line look again. It returns a command if that is all there is to do, and it has to be sent now.
-func (h *hub) hear(channel string, confirmed bool) *command {
-	q := &h.locker.queues
+// alone: there is no other line, so that nobody need read meanwhile.
+func (r *reader) hear(channel string, confirmed bool) (c *command, alone bool) {
+	q := &r.hub.locker.queues
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.lines[channel[:max(0, len(channel)-len(releasedSuffix))]]
 	if l == nil {
-		return nil
+		return nil, false
 	}
 	if confirmed && l.wanted {
 		l.listening = true
@@ -409,12 +431,13 @@ func (h *hub) hear(channel string, confirmed bool) *command {
 	}
 	l.heard = true
 	if l.head == nil {
-		return nil
+		return nil, false
 	}
-	if c := l.head.try(); c != nil {
-		l.heard = false
-		return c
+	if c = l.head.try(); c != nil {
+		l.heard, alone = false, len(q.lines) == 1
+		r.away.Store(alone)
+		return c, alone
 	}
 	l.head.ring()
-	return nil
+	return nil, false
 }

@@ -629,6 +629,103 @@ func TestATryThatStaysSilentIsFollowedByAnotherInTwoSeconds(t *testing.T) {
 	})
 }
 
+// stuck has a waiter of k try in vain: after a release its try goes to a client that does as it is told, and somebody else
+// has the key. Afterwards a signal has the waiter, or whoever follows it, have the key at once.
+func (b *bubbled) stuck(k *redislease.Locker, held *redislease.Lease, instead func(execute func() error) error) {
+	var first atomic.Bool
+	b.fault(func(what string, execute func() error) error {
+		if what == "settle" && first.CompareAndSwap(false, true) {
+			return instead(execute)
+		}
+		return execute()
+	})
+	require.NoError(b, held.Release())
+	require.NoError(b, b.redis.Set(context.Background(), "orders", "another", 0).Err())
+	synctest.Wait()
+	require.True(b, first.Load())
+}
+
+// free has somebody else release the key, and tells when.
+func (b *bubbled) free() time.Duration {
+	require.NoError(b, b.redis.Del(context.Background(), "orders").Err())
+	require.NoError(b, b.redis.Publish(context.Background(), "orders:released", "").Err())
+	return b.now()
+}
+
+func TestWhileATryIsNotAnsweredAnotherLineIsHeardOf(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting(deaf)
+		answer := make(chan struct{})
+		held := b.acquire(k)
+		got := b.served(k)
+		time.Sleep(time.Second)
+		b.stuck(k, held, func(execute func() error) error { <-answer; return execute() })
+		other := acquire(t, k, "invoices")
+		served := make(chan time.Duration)
+		go func() {
+			l, err := k.Acquire(context.Background(), "invoices")
+			require.NoError(t, err)
+			served <- b.now()
+			require.NoError(t, l.Release())
+		}()
+		time.Sleep(time.Second) // the try is younger than the time after which its head looks
+		begun := b.now()
+		require.NoError(t, other.Release())
+		require.Equal(t, begun, <-served)
+		close(answer)
+		synctest.Wait()
+		require.Equal(t, b.free(), <-got)
+		time.Sleep(3 * time.Second)
+	})
+}
+
+func TestATryThatStaysSilentKeepsNobodyFromHearingMore(t *testing.T) {
+	for name, again := range map[string]func(cancel func()){
+		"once its head has looked": func(func()) { time.Sleep(2 * time.Second) },
+		"once its head has left":   func(cancel func()) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bubbled) {
+				k := b.waiting(deaf)
+				held := b.acquire(k)
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				got := make(chan time.Duration, 2)
+				for _, ctx := range []context.Context{ctx, context.Background()} {
+					go func() {
+						if l, err := k.Acquire(ctx, "orders"); err == nil {
+							got <- b.now()
+							require.NoError(t, l.Release())
+						}
+					}()
+					time.Sleep(time.Second)
+				}
+				answer := make(chan struct{})
+				b.stuck(k, held, func(func() error) error { <-answer; return errReset }) // never sent
+				again(cancel)
+				time.Sleep(time.Second)
+				require.Empty(t, got)
+				require.Equal(t, b.free(), <-got)
+				close(answer)
+				time.Sleep(3 * time.Second)
+			})
+		})
+	}
+}
+
+func TestATryWhoseGoroutineEndsTakesNoHearingWithIt(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.waiting() // since a try that failed is followed by a pause
+		held := b.acquire(k)
+		got := b.served(k)
+		time.Sleep(time.Second)
+		b.stuck(k, held, func(func() error) error { runtime.Goexit(); return nil })
+		time.Sleep(10 * time.Second)
+		require.Equal(t, b.free(), <-got)
+		time.Sleep(3 * time.Second)
+	})
+}
+
 func TestOneGoroutineReadsAndOneStandsBy(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		const keys = 5

@@ -86,7 +86,8 @@ func run() error {
 	h := &harness{server: s, globs: f.adapters, log: func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "%6.1fs "+format+"\n", append([]any{time.Since(begun).Seconds()}, args...)...)
 	}}
-	fmt.Printf("Redis %s on loopback, %s, %d CPUs, go-redis %s\n", s.version(), runtime.Version(), runtime.NumCPU(), goRedisVersion())
+	fmt.Printf("Redis %s on loopback, %s, %d CPUs, GOMAXPROCS %d, go-redis %s\n",
+		s.version(), runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0), goRedisVersion())
 	done := make(chan error, 1)
 	go func() { done <- h.scenarios(f.scenarios, p) }()
 	select {

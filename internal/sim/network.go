@@ -38,7 +38,7 @@ type conn struct {
 
 	mu       sync.Mutex
 	cond     *sync.Cond
-	in       []byte
+	in       []landed // not yet read
 	reset    bool
 	last     bool // the message that is arriving is followed by a reset
 	closed   bool
@@ -56,6 +56,12 @@ type conn struct {
 	silent  bool         // broken, and nobody has been told
 
 	pending []*request // the server's: arrived, not executed
+}
+
+// landed is a message that has arrived.
+type landed struct {
+	b  []byte
+	at time.Time
 }
 
 const (
@@ -82,9 +88,11 @@ func (c *conn) Write(b []byte) (int, error) {
 	if subscribes(b) {
 		c.mu.Lock()
 		c.listens = true
+		dead := c.closed || c.reset
 		c.mu.Unlock()
-		// go-redis writes these under a mutex that whoever reads from the subscription needs: no time may pass.
-		if c.postponed(b) {
+		// go-redis writes these under a mutex that whoever reads from the subscription needs: no time may pass. So who reads
+		// is told of a reset; else go-redis would connect anew.
+		if dead || c.postponed(b) {
 			return len(b), nil
 		}
 	} else {
@@ -240,16 +248,16 @@ func (c *conn) salt() time.Duration {
 }
 
 // land hands bytes to the client. If they are the last, its next write finds the connection reset, however soon it is.
-func (c *conn) land(b []byte, landed []func()) {
+func (c *conn) land(b []byte, then []func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
-	for _, f := range landed {
+	for _, f := range then {
 		f()
 	}
-	c.in = append(c.in, b...)
+	c.in = append(c.in, landed{b, time.Now()})
 	c.reset = c.reset || c.last
 	c.cond.Broadcast()
 }
@@ -270,9 +278,22 @@ func (c *conn) Read(b []byte) (int, error) {
 		switch {
 		case c.closed:
 			return 0, net.ErrClosed
+		case len(c.in) > 0 && c.listens && c.in[0].at.Before(time.Now()):
+			// Who was to hear it did something else, and what that was goes on at this instant.
+			at := c.in[0].at
+			late := from(c.place, uint64(at.UnixNano())).between(1, 20*time.Microsecond)
+			c.mu.Unlock()
+			time.Sleep(late)
+			c.mu.Lock()
+			if len(c.in) > 0 && c.in[0].at.Equal(at) {
+				c.in[0].at = time.Now()
+			}
+			continue
 		case len(c.in) > 0:
-			n := copy(b, c.in)
-			c.in = c.in[n:]
+			n := copy(b, c.in[0].b)
+			if c.in[0].b = c.in[0].b[n:]; len(c.in[0].b) == 0 {
+				c.in = c.in[1:]
+			}
 			return n, nil
 		case c.reset:
 			return 0, &net.OpError{Op: "read", Net: "sim", Err: syscall.ECONNRESET}
