@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -66,31 +67,61 @@ func (b *bubbled) deafen(deaf bool) {
 	b.deaf = deaf
 }
 
-// dial returns a connection to the server whose writes never wait, as those of a socket. A subscription that is changed
-// while something is published would else wait for itself.
+// dial returns a connection to the server on which neither end waits for the other to read, as with sockets. A
+// subscription that is changed while something is published would else wait for itself, and so would a server that
+// publishes to who sends it a command.
 func (b *bubbled) dial(m *miniredis.Miniredis) (net.Conn, error) {
-	pipe, err := m.Dial()
+	server, err := m.Dial()
 	if err != nil {
 		return nil, err
 	}
-	c := &eager{b: b, Conn: pipe, more: make(chan struct{}, 1), closed: make(chan struct{})}
-	go c.pump()
-	return c, nil
+	near, far := net.Pipe()
+	go flow(server, far)
+	go flow(far, server)
+	return &socket{b: b, Conn: near}, nil
 }
 
-type eager struct {
+// flow passes on all that it reads, and never keeps the sender waiting.
+func flow(to io.WriteCloser, from io.Reader) {
+	var mu sync.Mutex
+	var held []byte
+	more := make(chan struct{}, 1)
+	go func() {
+		defer to.Close()
+		for range more {
+			mu.Lock()
+			b := held
+			held = nil
+			mu.Unlock()
+			_, _ = to.Write(b)
+		}
+	}()
+	defer close(more)
+	for b := make([]byte, 4096); ; {
+		n, err := from.Read(b)
+		if err != nil {
+			return
+		}
+		mu.Lock()
+		held = append(held, b[:n]...)
+		mu.Unlock()
+		select {
+		case more <- struct{}{}:
+		default:
+		}
+	}
+}
+
+type socket struct {
 	b *bubbled
 	net.Conn
-	more, closed chan struct{}
-	once         sync.Once
 
 	mu  sync.Mutex
-	out []byte
 	sub bool // a subscription
 }
 
 // Read reads nothing of a subscription that has become silent.
-func (c *eager) Read(b []byte) (int, error) {
+func (c *socket) Read(b []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(b)
 		c.b.mu.Lock()
@@ -105,40 +136,12 @@ func (c *eager) Read(b []byte) (int, error) {
 	}
 }
 
-func (c *eager) Write(b []byte) (int, error) {
+func (c *socket) Write(b []byte) (int, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.out = append(c.out, b...)
 	c.sub = c.sub || strings.Contains(string(b), "subscribe")
-	select {
-	case c.more <- struct{}{}:
-	default:
-	}
-	return len(b), nil
+	c.mu.Unlock()
+	return c.Conn.Write(b)
 }
-
-func (c *eager) pump() {
-	for {
-		select {
-		case <-c.more:
-			c.mu.Lock()
-			out := c.out
-			c.out = nil
-			c.mu.Unlock()
-			_, _ = c.Conn.Write(out)
-		case <-c.closed:
-			return
-		}
-	}
-}
-
-func (c *eager) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return c.Conn.Close()
-}
-
-func (c *eager) SetDeadline(t time.Time) error    { return c.SetReadDeadline(t) }
-func (c *eager) SetWriteDeadline(time.Time) error { return nil }
 
 // sent is a command that a Locker sent: "set", "settle", "renew" or "release".
 type sent struct {
