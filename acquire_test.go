@@ -2,91 +2,20 @@ package redislease_test
 
 import (
 	"context"
-	"errors"
-	"sync"
+	"net"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redislease/redislease"
 )
 
-// The tests here are about one acquisition in a world whose time the test decides about. The faults of a real network
-// are in fault_test.go.
-
-func TestALostReplyIsSettledByOneMoreCommand(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		b.fault(func(what string, execute func() error) error {
-			if what == "set" {
-				defer time.Sleep(40 * time.Millisecond)
-				_ = execute()
-				return errReset
-			}
-			return execute()
-		})
-		sentAt := b.now()
-		l := b.acquire(k)
-		require.Equal(t, b.start.Add(sentAt+27*time.Second), l.Until(), "trust counts from the send that carried the token")
-		require.Equal(t, l.Token(), b.get("orders"))
-		require.Len(t, b.sent("settle", 0), 1)
-		require.Equal(t, sentAt+40*time.Millisecond, b.now())
-		require.NoError(t, l.Release())
-	})
-}
-
-func TestASilentSetIsSettledBesideIt(t *testing.T) {
-	for name, executed := range map[string]bool{"executed": true, "not executed": false} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, b *bubbled) {
-				k := b.locker()
-				b.fault(func(what string, execute func() error) error {
-					if what != "set" {
-						return execute()
-					}
-					if executed {
-						_ = execute()
-					}
-					time.Sleep(5 * time.Second)
-					return errReset
-				})
-				sentAt := b.now()
-				l := b.acquire(k)
-				require.Equal(t, sentAt+time.Second, b.now())
-				trusted := sentAt
-				if !executed {
-					trusted += time.Second
-				}
-				require.Equal(t, b.start.Add(trusted+27*time.Second), l.Until())
-				require.Equal(t, l.Token(), b.get("orders"))
-				require.NoError(t, l.Release())
-				time.Sleep(10 * time.Second)
-				require.Empty(t, b.get("orders"))
-			})
-		})
-	}
-}
-
-func TestALateSetThatExecutesAfterAllIsGivenBack(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		b.fault(func(what string, execute func() error) error {
-			if what == "set" {
-				time.Sleep(5 * time.Second)
-			}
-			return execute()
-		})
-		l := b.acquire(k)
-		require.NoError(t, l.Release(), "the settling script had taken the key")
-		require.Empty(t, b.get("orders"))
-		released := b.now()
-		time.Sleep(5 * time.Second)
-		require.Empty(t, b.get("orders"), "the late SET was withdrawn, or given back")
-		require.Empty(t, b.sent("renew", released))
-	})
-}
+// The tests here are about one acquisition in a world whose time the test decides about: what it waits for, what it sends
+// and when it ends. Whether it has taken the key is settled in settle_test.go; the faults of a real network are in
+// fault_test.go.
 
 func TestATryEndsInTimeWhenRedisIsSilentAndKnowsNothing(t *testing.T) {
 	for _, executed := range []bool{false, true} {
@@ -121,65 +50,6 @@ func TestATryEndsInTimeWhenRedisIsSilentAndKnowsNothing(t *testing.T) {
 			require.Empty(t, b.sent("renew", 0))
 		})
 	}
-}
-
-func TestAGrantWithLittleTrustLeftIsConfirmedOrGivenBack(t *testing.T) {
-	for name, confirmed := range map[string]bool{"confirmed": true, "not confirmed": false} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, b *bubbled) {
-				k := b.locker(redislease.WithTTL(4 * time.Second))
-				b.fault(func(what string, execute func() error) error {
-					switch what {
-					case "set":
-						defer time.Sleep(3 * time.Second)
-					case "settle":
-						time.Sleep(time.Minute)
-						return errReset
-					case "renew":
-						if !confirmed {
-							return errReadonly
-						}
-					}
-					return execute()
-				})
-				sentAt := b.now()
-				l, err := k.TryAcquire(context.Background(), "orders")
-				require.Equal(t, sentAt+3*time.Second, b.now())
-				if confirmed {
-					require.NoError(t, err)
-					require.Equal(t, b.start.Add(sentAt+3*time.Second+3600*time.Millisecond), l.Until())
-					require.NoError(t, l.Release())
-				} else {
-					require.Nil(t, l)
-					require.ErrorContains(t, err, "given back")
-					require.NotErrorIs(t, err, redislease.ErrNotAcquired)
-				}
-				require.Empty(t, b.get("orders"))
-				time.Sleep(2 * time.Minute)
-				require.Empty(t, b.get("orders"))
-			})
-		})
-	}
-}
-
-func TestAGrantThatMeetsADeadContextIsGivenBack(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		why := errors.New("enough")
-		ctx, cancel := context.WithCancelCause(context.Background())
-		b.fault(func(what string, execute func() error) error {
-			err := execute()
-			if what == "set" {
-				cancel(why)
-			}
-			return err
-		})
-		l, err := k.TryAcquire(ctx, "orders")
-		require.Nil(t, l)
-		require.ErrorIs(t, err, why)
-		require.ErrorContains(t, err, "given back")
-		require.Empty(t, b.get("orders"))
-	})
 }
 
 func TestAcquireRidesOutARedisThatRefuses(t *testing.T) {
@@ -311,46 +181,6 @@ func TestAServerWithoutScriptsIsFoundOutBeforeAKeyIsTaken(t *testing.T) {
 	})
 }
 
-func TestATokenTooOldToAskAboutIsNoReasonToHurry(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker(redislease.WithTTL(100 * time.Millisecond))
-		b.fault(func(what string, execute func() error) error {
-			if what == "set" {
-				_ = execute()
-				return errReset
-			}
-			return errReadonly
-		})
-		go func() {
-			time.Sleep(300 * time.Millisecond) // longer than two TTLs
-			b.operator.Set(context.Background(), "orders", "other", 0)
-			b.fault(nil)
-		}()
-		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(1300*time.Millisecond))
-		require.ErrorIs(t, err, redislease.ErrNotAcquired)
-		require.Less(t, len(b.sent("settle", 0)), 60)
-	})
-}
-
-func TestMoreUnknownTokensThanCanBeAskedAboutAreNoReasonToHurry(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		b.fault(func(what string, execute func() error) error { _ = execute(); return errReset })
-		go func() {
-			time.Sleep(30 * time.Second)
-			b.operator.Set(context.Background(), "orders", "other", 0)
-			b.fault(nil)
-		}()
-		begun := b.now()
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-		defer cancel()
-		_, err := k.Acquire(ctx, "orders")
-		require.ErrorIs(t, err, redislease.ErrNotAcquired)
-		require.Greater(t, len(b.sent("settle", begun)), 17)
-		require.Less(t, len(b.sent("settle", begun)), 6*60)
-	})
-}
-
 func TestABlackHoledSetDoesNotKeepAWaiterFromAFreeKey(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		k := b.locker(redislease.WithTTL(time.Second))
@@ -397,91 +227,6 @@ func TestANoIsToldAtOnceWhateverElseIsStuckUnsent(t *testing.T) {
 	})
 }
 
-func TestTheConfirmationOfALateGrantIsBoundedByTheContext(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		hang := make(chan struct{})
-		b.fault(func(what string, execute func() error) error {
-			switch what {
-			case "set":
-				defer time.Sleep(18100 * time.Millisecond)
-				return execute()
-			case "release":
-				return execute()
-			}
-			<-hang
-			return errReset
-		})
-		begun := b.now()
-		ctx, cancel := context.WithTimeout(context.Background(), 19*time.Second)
-		defer cancel()
-		_, err := k.Acquire(ctx, "orders")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, begun+19*time.Second, b.now())
-		require.Empty(t, b.get("orders"), "given back")
-		close(hang)
-	})
-}
-
-func TestAHookThatExecutesACommandAfterItsAnswerTakesNothing(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		full := errors.New("bulkhead full")
-		b.fault(func(what string, execute func() error) error {
-			if what == "set" {
-				go func() { time.Sleep(50 * time.Millisecond); _ = execute() }()
-				return full
-			}
-			return execute()
-		})
-		_, err := k.TryAcquire(context.Background(), "orders")
-		require.ErrorIs(t, err, full)
-		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown, "certainly not executed")
-		time.Sleep(time.Second)
-		require.Empty(t, b.get("orders"))
-	})
-}
-
-// unseenEnd is a context whose end wakes nobody, so that it is found by whoever is woken by something else.
-type unseenEnd struct {
-	context.Context
-	done  chan struct{} // never closed
-	ended atomic.Bool
-}
-
-func (c *unseenEnd) Done() <-chan struct{} { return c.done }
-
-func (c *unseenEnd) Err() error {
-	if c.ended.Load() {
-		return context.Canceled
-	}
-	return nil
-}
-
-func TestACleanUpThatIsNotSentWithinTheGraceGoesOnBehind(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		ctx := &unseenEnd{Context: context.Background(), done: make(chan struct{})}
-		b.fault(func(what string, execute func() error) error {
-			if what == "release" {
-				time.Sleep(150 * time.Millisecond) // a handshake
-				return execute()
-			}
-			err := execute()
-			ctx.ended.Store(true)
-			return err
-		})
-		begun := b.now()
-		_, err := k.TryAcquire(ctx, "orders")
-		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
-		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, begun+100*time.Millisecond, b.now())
-		time.Sleep(time.Second)
-		require.Empty(t, b.get("orders"))
-		require.Len(t, b.sent("release", begun), 1)
-	})
-}
-
 func TestCommandsThatFailTogetherAreOneFailure(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		k := b.locker()
@@ -513,149 +258,249 @@ func TestABackoffThatPanicsLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-func TestANoThatMayBeAboutAnOwnTokenIsNoAnswerHoweverLateItComes(t *testing.T) {
+func TestACommandThatIsWrittenWhenItsTimeIsUpIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		var s redislease.Skew
-		k := b.locker(redislease.WithTTL(time.Second))
+		k := b.locker()
 		redislease.SetSkew(k, &s)
-		taken := make(chan struct{})
-		take := sync.OnceFunc(func() { close(taken) })
-		b.fault(func(what string, execute func() error) error {
-			switch what {
-			case "set": // is executed when another token of the same acquisition holds the key
-				<-taken
-				err := execute()
-				s.Suspend(time.Minute)
+		redislease.SetRandom(k, func() float64 { return 0 })
+		l := b.acquire(k)
+		suspended := func(what string) {
+			b.fault(func(name string, execute func() error) error {
+				if name != what {
+					return execute()
+				}
+				time.Sleep(100 * time.Millisecond) // for a connection
+				s.Suspend(20 * time.Second)
+				err := execute() // before anybody else has looked at the clock
+				if err == nil {
+					t.Errorf("%s was executed", what)
+				}
 				return err
-			case "settle":
-				_ = execute()
-				time.AfterFunc(time.Millisecond, take)
-				return errReset
-			}
-			return execute()
-		})
-		_, err := k.TryAcquire(context.Background(), "orders")
-		require.NotErrorIs(t, err, redislease.ErrNotAcquired)
-		require.ErrorIs(t, err, errReset, "whatever it took has lapsed by then")
-		require.NotEmpty(t, b.sent("settle", 0))
+			})
+		}
+		suspended("renew")
+		time.Sleep(11 * time.Second)
+		require.ErrorIs(t, l.Err(), redislease.ErrUnconfirmed)
+		require.ErrorIs(t, l.Release(), redislease.ErrUnconfirmed)
+
+		suspended("set")
+		_, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(10*time.Second))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown, "nothing was taken")
+		require.Empty(t, b.get("orders"))
 	})
 }
 
-func TestACommandWhoseTokenWasGivenBackIsNotExecutedAnew(t *testing.T) {
+func TestATryEndsWithTheUsefulLifeOfWhatItMayHaveTaken(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker(redislease.WithFencing())
-		released, again := make(chan struct{}), make(chan error, 1)
-		done := sync.OnceFunc(func() { close(released) })
-		first := true
+		k := b.locker()
 		b.fault(func(what string, execute func() error) error {
-			switch {
-			case what == "settle" && first: // is executed twice, as by a client that tries again
-				first = false
-				_ = execute()
-				b.operator.Del(context.Background(), ordersFence) // so that the lease is not to be had
-				<-released
-				again <- execute()
+			_ = execute()
+			time.Sleep(10 * time.Minute)
+			return errReset
+		})
+		begun := b.now()
+		_, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(5*time.Minute))
+		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
+		require.Equal(t, begun+27*time.Second+100*time.Millisecond, b.now())
+		time.Sleep(time.Hour)
+	})
+}
+
+func TestASilentSetIsWaitedForForOneTTL(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker(redislease.WithTTL(time.Second))
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "other", 1200*time.Millisecond).Err())
+		hang := make(chan struct{})
+		b.fault(func(what string, execute func() error) error {
+			err := execute()
+			if what == "set" {
+				<-hang
 				return errReset
-			case what == "release":
-				err := execute()
-				done()
-				return err
+			}
+			return err
+		})
+		begun := b.now()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		l, err := k.Acquire(ctx, "orders")
+		require.NoError(t, err)
+		require.Less(t, b.now()-begun, 1300*time.Millisecond)
+		require.NoError(t, l.Release())
+		close(hang)
+	})
+}
+
+func TestAfterANoNothingMoreIsSentBesideWhatIsWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "other", 0).Err())
+		b.fault(func(what string, execute func() error) error {
+			err := execute()
+			if what == "set" {
+				time.Sleep(4 * time.Second)
+			}
+			return err
+		})
+		begun := b.now()
+		_, err := k.TryAcquire(context.Background(), "orders")
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.Equal(t, begun+4*time.Second, b.now())
+		require.Equal(t, []time.Duration{begun + time.Second}, b.sent("settle", begun))
+	})
+}
+
+func TestAnAcquisitionHasAtMostThreeInFlight(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		b.fault(func(string, func() error) error { time.Sleep(time.Hour); return errReset })
+		begun := b.now()
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
+		require.Error(t, err)
+		require.Equal(t, []time.Duration{begun + time.Second, begun + 2*time.Second}, b.sent("settle", begun))
+		time.Sleep(2 * time.Hour)
+	})
+}
+
+func TestACommandHasNoDeadlineSinceALateAnswerIsOfUse(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		var seen atomic.Int32
+		k := newLocker(t, clientFunc(func(ctx context.Context, cmd redis.Cmder) error {
+			if _, ok := ctx.Deadline(); ok {
+				t.Errorf("%s has a deadline", nameOf(cmd))
+			}
+			seen.Add(1)
+			return b.redis.Process(ctx, cmd)
+		}))
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		l, err := k.TryAcquire(ctx, "orders")
+		require.NoError(t, err)
+		require.NoError(t, l.Renew(ctx))
+		require.NoError(t, l.Release())
+		require.EqualValues(t, 2+3, seen.Load())
+	})
+}
+
+func TestAnErrorReplyToACheckIsAnAnswerWhateverItMeans(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		unknown := redisError("ERR unknown command 'EVAL'")
+		b.fault(func(what string, execute func() error) error {
+			_ = execute()
+			return unknown
+		})
+		begun := b.now()
+		_, err := newLocker(t, b.client).TryAcquire(context.Background(), "orders")
+		require.ErrorIs(t, err, unknown)
+		require.Equal(t, begun, b.now(), "a Try says so at once")
+		require.Empty(t, b.sent("set", 0))
+	})
+}
+
+func TestASilentConnectionDoesNotEndAWaitForAHolder(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		defer time.Sleep(2 * time.Hour)
+		k := b.locker()
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "other", 40*time.Second).Err())
+		hang := make(chan struct{})
+		b.fault(func(what string, execute func() error) error {
+			if what == "set" {
+				_ = execute()
+				<-hang
+				return errReset
 			}
 			return execute()
 		})
-		l, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(10*time.Second))
-		require.Error(t, <-again, "it was withdrawn")
+		l, err := k.Acquire(context.Background(), "orders")
+		close(hang)
+		require.NoError(t, err, "Redis has answered all the time")
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestASilentConnectionDoesNotEndASlowPoll(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		defer time.Sleep(2 * time.Hour)
+		k := b.locker(redislease.WithTTL(time.Second))
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "other", 0).Err())
+		go func() { time.Sleep(time.Minute); b.operator.Del(context.Background(), "orders") }()
+		hang := make(chan struct{})
+		b.fault(func(what string, execute func() error) error {
+			if what == "set" {
+				_ = execute()
+				<-hang
+				return errReset
+			}
+			return execute()
+		})
+		l, err := k.Acquire(context.Background(), "orders", redislease.WithBackoff(func(int) time.Duration { return 5 * time.Second }))
+		close(hang)
 		require.NoError(t, err)
 		require.NoError(t, l.Release())
 	})
 }
 
-// twoTokens has an acquisition hear that two of its tokens have held the key: of the newer one so late that it has to be
-// confirmed, and of the older one meanwhile. The newer one is gone by then. If twice is set the older one was written
-// twice. giveBack decides about the DEL of the older one.
-func twoTokens(t *testing.T, b *bubbled, twice bool, giveBack func(older string, execute func() error) error) {
-	ctx, begun := context.Background(), b.now()
-	taken, confirming, end := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	givenBack, gone := make(chan struct{}), make(chan struct{})
-	t.Cleanup(func() { close(end) })
-	var older string
-	first := map[string]bool{"settle": true, "release": true}
-	b.fault(func(what string, execute func() error) error {
-		b.mu.Lock()
-		isFirst := first[what]
-		first[what] = false
-		b.mu.Unlock()
-		switch {
-		case what == "set":
-			if twice {
-				b.operator.Set(ctx, "orders", "other", 0)
-				_ = execute() // in vain
-				b.operator.Del(ctx, "orders")
-				<-taken
-				b.operator.Del(ctx, "orders")
+func TestAWrittenCommandIsWaitedForHoweverLongItWaitedForAConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		defer time.Sleep(2 * time.Hour)
+		k := b.locker(redislease.WithTTL(time.Second))
+		var settles atomic.Int32
+		begun := b.now()
+		b.fault(func(what string, execute func() error) error {
+			switch {
+			case what == "set":
+				time.Sleep(1500*time.Millisecond - (b.now() - begun)) // for a connection
+				return execute()
+			case what == "settle" && settles.Add(1) == 1:
+				time.Sleep(1490*time.Millisecond - (b.now() - begun)) // for a connection
+				defer time.Sleep(100 * time.Millisecond)
+				return execute()
+			case what == "settle":
+				time.Sleep(time.Hour)
 			}
-			err := execute()
-			older = b.get("orders")
-			b.operator.Del(ctx, "orders")
-			<-confirming
-			return err
-		case what == "settle" && isFirst:
-			err := execute()
-			close(taken)
-			time.Sleep(begun + 20*time.Second - b.now())
-			return err
-		case what == "settle" && b.now()-begun < 20*time.Second: // is never written
-			<-end
-			return errReset
-		case what == "renew":
-			close(confirming)
-			<-givenBack
-			b.operator.Del(ctx, "orders")
-			close(gone)
-		case what == "release" && isFirst:
-			close(givenBack)
-			<-gone
-			return giveBack(older, execute)
-		}
-		return execute()
-	})
-}
-
-func TestATokenThatWasWrittenTwiceIsReckonedWithAfterItWasGivenBack(t *testing.T) {
-	late := func(t *testing.T, b *bubbled) func(string, func() error) error {
-		return func(older string, execute func() error) error {
-			require.NotEmpty(t, older)
-			err := execute()
-			b.operator.Set(context.Background(), "orders", older, 30*time.Second) // what was written the second time
-			return err
-		}
-	}
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		twoTokens(t, b, true, late(t, b))
-		_, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
-		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
-	})
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		twoTokens(t, b, true, late(t, b))
-		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
-		require.Error(t, err)
-		require.NotErrorIs(t, err, redislease.ErrNotAcquired, "nobody else has it")
-	})
-}
-
-func TestWhileATokenIsBeingGivenBackNobodySaysThatTheKeyIsNotHeld(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		silent := make(chan struct{})
-		t.Cleanup(func() { close(silent) })
-		twoTokens(t, b, false, func(_ string, execute func() error) error {
-			<-silent
 			return execute()
 		})
-		_, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
-		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
-		require.Len(t, b.sent("release", 0), 2, "one of them is not answered")
+		l, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(5*time.Second))
+		if l != nil {
+			_ = l.Release()
+		}
+		require.NotErrorIs(t, err, redislease.ErrNotAcquired, "nobody else ever had it")
+	})
+}
+
+func TestAKeyThatIsAboutToLapseIsNotWaitedForForAWholeBackoff(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		redislease.SetRandom(k, func() float64 { return 0.9999 })
+		require.NoError(t, b.operator.Set(context.Background(), "orders", "crashed", time.Second).Err())
+		begun := b.now()
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Hour)
+		defer cancel()
+		l, err := k.Acquire(ctx, "orders", redislease.WithBackoff(func(attempt int) time.Duration {
+			if attempt == 1 {
+				return 1500 * time.Microsecond // so that its PTTL is rounded down
+			}
+			return time.Hour
+		}))
+		require.NoError(t, err)
+		require.LessOrEqual(t, b.now()-begun, time.Second+25*time.Millisecond)
+		require.NoError(t, l.Release())
+	})
+}
+
+func TestATimeoutOfTheClientIsNoEndOfAContext(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k := b.locker()
+		l := b.acquire(k)
+		dial := &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
+		b.fault(func(string, func() error) error { return dial })
+		_, err := k.TryAcquire(context.Background(), "other", redislease.WithAcquireTimeout(time.Second))
+		for _, err := range []error{err, l.Renew(context.Background()), l.Release()} {
+			require.ErrorContains(t, err, "dial")
+			require.NotErrorIs(t, err, context.DeadlineExceeded)
+			var op *net.OpError
+			require.ErrorAs(t, err, &op)
+		}
 	})
 }
