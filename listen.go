@@ -113,7 +113,6 @@ func (h *hub) run() {
 		if want == nil {
 			return
 		}
-		h.readOn()
 		if !now.Before(retryAt) {
 			if err := h.follow(want); err != nil {
 				h.fail(err)
@@ -294,16 +293,16 @@ func shut(p *redis.PubSub) {
 }
 
 // reader reads from a subscription until it fails. The goroutine that hears of a release sends the command that is ready
-// for it at once, since each change of goroutines would be felt by all who wait. If there are other lines, another
-// goroutine reads on: the one that has sent the last command and stands by, or a new one. If there are none, it reads on
-// itself after the answer. Should that be long in coming, the head will look or leave, or another line will come, and
-// then the hub has another goroutine read on.
+// for it at once, since each change of goroutines would be felt by all who wait. If somebody stands in another line,
+// another goroutine reads on: the one that has sent the last command and stands by, or a new one. If nobody does, it reads
+// on itself after the answer. Should that be long in coming, the head will look or leave, or somebody will stand in another
+// line, and then another goroutine reads on.
 type reader struct {
 	hub    *hub
 	pubsub *redis.PubSub
 	ended  chan error    // filled when nothing is read any more,
 	over   chan struct{} // and closed
-	away   atomic.Bool   // nobody reads; who comes first does: the hub, or who waits for an answer
+	away   atomic.Bool   // nobody reads; who comes first does: a new goroutine, or the one that waits for an answer
 	relay  chan struct{} // where somebody stands by
 	spare  atomic.Bool   // somebody does
 }
@@ -343,11 +342,12 @@ func (r *reader) run() {
 // back returns true if nobody reads, which is up to the caller then.
 func (r *reader) back() bool { return r.away.CompareAndSwap(true, false) }
 
-// readOn has a subscription read that nobody reads, since the answer to a command is long in coming.
-func (h *hub) readOn() {
-	if h.reader != nil && h.reader.back() {
-		go h.reader.run()
+// readOnLocked has a subscription read that nobody reads.
+func (q *queues) readOnLocked() {
+	if r := q.away; r != nil && r.back() {
+		go r.run()
 	}
+	q.away = nil
 }
 
 // standBy waits until this goroutine has to read on. It returns false if none has to stand by any more.
@@ -414,7 +414,7 @@ func (h *hub) refused(err error) {
 }
 
 // hear has the head of a line look again. It returns a command if that is all there is to do, and it has to be sent now.
-// alone: there is no other line, so that nobody need read meanwhile.
+// alone: nobody stands in another line, so that nobody need read meanwhile.
 func (r *reader) hear(channel string, confirmed bool) (c *command, alone bool) {
 	q := &r.hub.locker.queues
 	q.mu.Lock()
@@ -434,8 +434,11 @@ func (r *reader) hear(channel string, confirmed bool) (c *command, alone bool) {
 		return nil, false
 	}
 	if c = l.head.try(); c != nil {
-		l.heard, alone = false, len(q.lines) == 1
-		r.away.Store(alone)
+		l.heard = false
+		if alone = q.waited == 1; alone {
+			r.away.Store(true)
+			q.away = r
+		}
 		return c, alone
 	}
 	l.head.ring()

@@ -32,6 +32,8 @@ import (
 type queues struct {
 	mu       sync.Mutex
 	lines    map[string]*line // by the key in Redis
+	waited   int              // how many of them somebody stands in
+	away     *reader          // see readOnLocked
 	hub      chan struct{}    // filled when lines have changed; nil: no goroutine listens
 	told     bool             // an observer knows that waiters are not woken
 	telling  atomic.Bool      // it is being told
@@ -96,6 +98,8 @@ func (q *queues) join(a *asking) {
 	p := &place{acquisition: a.acquisition, line: l, ahead: l.tail, endless: endless}
 	if a.place = p; l.tail == nil {
 		l.head = p
+		q.waited++
+		q.readOnLocked()
 	} else {
 		l.tail.behind = p
 	}
@@ -125,6 +129,9 @@ func (q *queues) leave(a *asking, granted bool) {
 	}
 	if granted {
 		l.learnt(answerHeld, nil)
+	}
+	if l.head == nil {
+		q.waited--
 	}
 	switch {
 	case l.head == nil && !l.wanted:
@@ -280,8 +287,8 @@ func (a *asking) retract() {
 	q.mu.Lock()
 	d := a.place.deputy
 	a.place.deputy = deputy{}
-	if d.ready == nil && unanswered { // whoever sent it may not read on
-		signal(q.hub)
+	if d.ready == nil && unanswered { // whoever sent it may not read meanwhile
+		q.readOnLocked()
 	}
 	q.mu.Unlock()
 	if d.refused != nil {

@@ -327,6 +327,10 @@ func TestASubscriptionThatIsLostIsMadeAnewAndLookedAtAgain(t *testing.T) {
 	f := newFaulty(t)
 	var r record
 	k := f.used(redislease.WithObserver(r.observe), deaf)
+	kill := func() {
+		_, err := f.server.Do("CLIENT", "KILL", "TYPE", "pubsub")
+		require.NoError(t, err)
+	}
 	for i := range 10 {
 		held := acquire(t, f.world.locker(), "orders")
 		got := make(chan *redislease.Lease)
@@ -336,15 +340,18 @@ func TestASubscriptionThatIsLostIsMadeAnewAndLookedAtAgain(t *testing.T) {
 			got <- l
 		}()
 		redislease.AwaitListening(t, k, "orders")
-		if _, err := f.server.Do("CLIENT", "KILL", "TYPE", "pubsub"); i%2 == 0 { // before, or after the release
-			require.NoError(t, err)
+		if i%3 != 1 { // before the release, after it, or both
+			kill()
 		}
 		require.NoError(t, held.Release())
-		_, err := f.server.Do("CLIENT", "KILL", "TYPE", "pubsub")
-		require.NoError(t, err)
+		if i%3 != 0 {
+			kill()
+		}
 		require.NoError(t, (<-got).Release())
+		if i == 0 { // later one may be killed that has not been confirmed
+			require.NotContains(t, r.kinds(), redislease.EventPolling, "it was made anew at once")
+		}
 	}
-	require.NotContains(t, r.kinds(), redislease.EventPolling, "it was made anew at once")
 }
 
 func TestAUserWhoMayNotSubscribeNorPublishWaitsByPolling(t *testing.T) {
@@ -653,28 +660,71 @@ func (b *bubbled) free() time.Duration {
 }
 
 func TestWhileATryIsNotAnsweredAnotherLineIsHeardOf(t *testing.T) {
+	for name, stoodIn := range map[string]bool{
+		"a new one":               false,
+		"one that is listened to": true,
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bubbled) {
+				k := b.waiting(deaf)
+				answer := make(chan struct{})
+				held := b.acquire(k)
+				got := b.served(k)
+				time.Sleep(time.Second)
+				other := acquire(t, k, "invoices")
+				if stoodIn {
+					b.standsIn(k, "invoices")
+				}
+				b.stuck(k, held, func(execute func() error) error { <-answer; return execute() })
+				served := make(chan time.Duration)
+				go func() {
+					l, err := k.Acquire(context.Background(), "invoices")
+					require.NoError(t, err)
+					served <- b.now()
+					require.NoError(t, l.Release())
+				}()
+				time.Sleep(time.Second) // the try is younger than the time after which its head looks
+				begun := b.now()
+				require.NoError(t, other.Release())
+				require.Equal(t, begun, <-served)
+				close(answer)
+				synctest.Wait()
+				require.Equal(t, b.free(), <-got)
+				time.Sleep(3 * time.Second)
+			})
+		})
+	}
+}
+
+// standsIn has somebody stand in the line for a key for a moment, so that it is listened to a little longer.
+func (b *bubbled) standsIn(k *redislease.Locker, key string) {
+	_, err := k.Acquire(context.Background(), key, redislease.WithAcquireTimeout(10*time.Millisecond))
+	require.ErrorIs(b, err, redislease.ErrNotAcquired)
+}
+
+func TestWhereNobodyStandsInAnotherLineWhoTriesReadsOnItself(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		k := b.waiting(deaf)
-		answer := make(chan struct{})
-		held := b.acquire(k)
+		held, other := b.acquire(k), acquire(t, k, "invoices")
 		got := b.served(k)
-		time.Sleep(time.Second)
-		b.stuck(k, held, func(execute func() error) error { <-answer; return execute() })
-		other := acquire(t, k, "invoices")
-		served := make(chan time.Duration)
-		go func() {
-			l, err := k.Acquire(context.Background(), "invoices")
-			require.NoError(t, err)
-			served <- b.now()
-			require.NoError(t, l.Release())
-		}()
-		time.Sleep(time.Second) // the try is younger than the time after which its head looks
-		begun := b.now()
-		require.NoError(t, other.Release())
-		require.Equal(t, begun, <-served)
-		close(answer)
 		synctest.Wait()
-		require.Equal(t, b.free(), <-got)
+		b.standsIn(k, "invoices")
+		b.fault(func(what string, execute func() error) error {
+			if what == "settle" {
+				time.Sleep(100 * time.Millisecond)
+			}
+			return execute()
+		})
+		for range 3 {
+			require.NoError(t, b.redis.Publish(context.Background(), "orders:released", "").Err())
+			time.Sleep(50 * time.Millisecond)
+			require.Zero(t, readersIn("next"), "nobody else reads")
+			time.Sleep(100 * time.Millisecond)
+			require.Equal(t, 1, readersIn("next"))
+		}
+		require.NoError(t, held.Release())
+		<-got
+		require.NoError(t, other.Release())
 		time.Sleep(3 * time.Second)
 	})
 }
@@ -726,6 +776,18 @@ func TestATryWhoseGoroutineEndsTakesNoHearingWithIt(t *testing.T) {
 	})
 }
 
+// readersIn counts the goroutines that are in a method of a reader.
+func readersIn(method string) (n int) {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	for _, stack := range strings.Split(string(stacks), "\n\n") { // those of earlier tests may not have ended
+		if strings.Contains(stack, "synctest bubble") && strings.Contains(stack, "redislease.(*reader)."+method+"(") {
+			n++
+		}
+	}
+	return n
+}
+
 func TestOneGoroutineReadsAndOneStandsBy(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bubbled) {
 		const keys = 5
@@ -754,15 +816,7 @@ func TestOneGoroutineReadsAndOneStandsBy(t *testing.T) {
 			}
 			time.Sleep(2 * time.Second)
 			synctest.Wait()
-			stacks := make([]byte, 1<<20)
-			stacks = stacks[:runtime.Stack(stacks, true)]
-			readers := 0
-			for _, stack := range strings.Split(string(stacks), "\n\n") { // those of earlier tests may not have ended
-				if strings.Contains(stack, "synctest bubble") && strings.Contains(stack, "redislease.(*reader).run(") {
-					readers++
-				}
-			}
-			require.Equal(t, 2, readers, round)
+			require.Equal(t, 2, readersIn("run"), round)
 		}
 		cancel()
 		time.Sleep(3 * time.Second)
