@@ -161,6 +161,18 @@ func (g *grant) known(at time.Time) time.Time {
 	return latest
 }
 
+// last is when the latest command set out whose confirmation the library had at a time: when it was written, which may be
+// long after it was called for.
+func (g *grant) last(at time.Time) time.Time {
+	latest := g.known(at)
+	for _, written := range []time.Time{g.written, g.yesSent} {
+		if written.After(latest) {
+			latest = written
+		}
+	}
+	return latest
+}
+
 // terms are the options of an acquisition, as the documentation says what they mean.
 type terms struct {
 	ttl, margin, interval, maxHold time.Duration
@@ -593,10 +605,14 @@ func (o *oracle) heard(p *process, key string) {
 			waiters = append(waiters, a)
 		}
 	}
-	if len(waiters) == 0 || now.Sub(waiters[0].start) < soon {
+	if len(waiters) == 0 {
 		return
 	}
-	time.AfterFunc(soon, func() {
+	within := soon
+	if now.Sub(waiters[0].start) < soon { // it may have to connect, and to check the scripts
+		within = 3 * soon
+	}
+	time.AfterFunc(within, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		for _, a := range waiters {
@@ -1079,7 +1095,7 @@ func (o *oracle) besideLocked(g *grant, now time.Time) {
 	}
 	by := now.Add(g.a.terms.silence())
 	if n := len(g.yeses); n > 0 && now.Sub(g.yeses[n-1].had) < slack { // it set out before
-		if due := g.yeses[n-1].called.Add(g.a.terms.interval + 2*time.Millisecond); due.After(by) {
+		if due := g.last(now.Add(time.Nanosecond)).Add(g.a.terms.interval + 2*time.Millisecond); due.After(by) {
 			by = due
 		}
 	}
@@ -1207,12 +1223,7 @@ func (o *oracle) clearLocked(c *call, g *grant, yes, no, refused bool, now time.
 // beside a silent one.
 func (o *oracle) followLocked(g *grant, now time.Time, confirmed bool) {
 	t := g.a.terms
-	last := g.known(now)
-	for _, written := range []time.Time{g.written, g.yesSent} { // later than called for
-		if written.After(last) {
-			last = written
-		}
-	}
+	last := g.last(now)
 	by := last.Add(t.interval)
 	if at := now.Add(t.ttl / 20); by.Before(at) {
 		by = at
@@ -1227,12 +1238,7 @@ func (o *oracle) followLocked(g *grant, now time.Time, confirmed bool) {
 
 func (o *oracle) followByLocked(g *grant, now, by time.Time) {
 	t := g.a.terms
-	last := g.known(now)
-	for _, written := range []time.Time{g.written, g.yesSent} {
-		if written.After(last) {
-			last = written
-		}
-	}
+	last := g.last(now)
 	by = by.Add(2 * time.Millisecond)
 	g.followBy = time.Time{}
 	if !by.Before(last.Add(t.useful() - t.ttl/20)) {
