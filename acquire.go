@@ -142,7 +142,7 @@ func (a *asking) run() (lease *Lease, err error) {
 		now = a.now()
 	}
 	for ; ; now = a.now() {
-		if len(a.inFlight) > 0 {
+		if len(a.inFlight) > 0 || len(a.strays) > 0 {
 			a.take(now)
 		}
 		a.forget(now)
@@ -455,6 +455,18 @@ func (a *asking) take(now time.Duration) {
 	for ; oldest != nil; oldest = oldest.next {
 		a.learn(now, oldest)
 	}
+}
+
+// hasCome: c's answer has come in, and is yet to be taken.
+func (a *acquisition) hasCome(c *command) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for other := a.answers; other != nil; other = other.next {
+		if other == c {
+			return true
+		}
+	}
+	return false
 }
 
 // learn takes one answer into account.

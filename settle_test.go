@@ -336,9 +336,8 @@ func TestACommandWhoseTokenWasGivenBackIsNotExecutedAnew(t *testing.T) {
 // twice. giveBack decides about the DEL of the older one.
 func twoTokens(t *testing.T, b *bubbled, twice bool, giveBack func(older string, execute func() error) error) {
 	ctx, begun := context.Background(), b.now()
-	taken, confirming, end := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	taken, confirming := make(chan struct{}), make(chan struct{})
 	givenBack, gone := make(chan struct{}), make(chan struct{})
-	t.Cleanup(func() { close(end) })
 	var older string
 	first := map[string]bool{"settle": true, "release": true}
 	b.fault(func(what string, execute func() error) error {
@@ -366,7 +365,7 @@ func twoTokens(t *testing.T, b *bubbled, twice bool, giveBack func(older string,
 			time.Sleep(begun + 20*time.Second - b.now())
 			return err
 		case what == "settle" && b.now()-begun < 20*time.Second: // is never written
-			<-end
+			<-gone
 			return errReset
 		case what == "renew":
 			close(confirming)
@@ -418,6 +417,26 @@ func TestWhileATokenIsBeingGivenBackNobodySaysThatTheKeyIsNotHeld(t *testing.T) 
 		_, err := k.TryAcquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second))
 		require.ErrorIs(t, err, redislease.ErrOutcomeUnknown)
 		require.Len(t, b.sent("release", 0), 2, "one of them is not answered")
+	})
+}
+
+func TestATokenThatWasGivenBackBetweenTwoPollsIsNotReckonedWithAnyMore(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bubbled) {
+		k, begun := b.locker(), b.now()
+		twoTokens(t, b, false, func(_ string, execute func() error) error {
+			b.operator.Set(context.Background(), "orders", "other", 0)
+			time.Sleep(begun + 22*time.Second - b.now())
+			return execute()
+		})
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(25*time.Second),
+			redislease.WithBackoff(func(int) time.Duration {
+				if b.now()-begun < 21*time.Second {
+					return time.Second
+				}
+				return time.Hour
+			}))
+		require.ErrorIs(t, err, redislease.ErrNotAcquired)
+		require.NotErrorIs(t, err, redislease.ErrOutcomeUnknown)
 	})
 }
 

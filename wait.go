@@ -280,14 +280,11 @@ func (a *asking) offer(until time.Duration) bool {
 
 // retract has the hub try no more, and takes over what it has done.
 func (a *asking) retract() {
-	a.mu.Lock()
-	unanswered := a.answers == nil
-	a.mu.Unlock()
 	q := &a.locker.queues
 	q.mu.Lock()
 	d := a.place.deputy
 	a.place.deputy = deputy{}
-	if d.ready == nil && unanswered { // whoever sent it may not read meanwhile
+	if d.ready == nil && !a.hasCome(d.sent) { // whoever sent it may not read meanwhile
 		q.readOnLocked()
 	}
 	q.mu.Unlock()
