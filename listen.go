@@ -342,7 +342,7 @@ func (r *reader) run() {
 // back returns true if nobody reads, which is up to the caller then.
 func (r *reader) back() bool { return r.away.CompareAndSwap(true, false) }
 
-// readOnLocked has a subscription read that nobody reads.
+// readOnLocked has the subscription read if nobody reads it, since an answer is long in coming or somebody else waits.
 func (q *queues) readOnLocked() {
 	if r := q.away; r != nil && r.back() {
 		go r.run()

@@ -189,30 +189,42 @@ func TestMoreUnknownTokensThanCanBeAskedAboutAreNoReasonToHurry(t *testing.T) {
 	})
 }
 
-func TestTheConfirmationOfALateGrantIsBoundedByTheContext(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		hang := make(chan struct{})
-		b.fault(func(what string, execute func() error) error {
-			switch what {
-			case "set":
-				defer time.Sleep(18100 * time.Millisecond)
-				return execute()
-			case "release":
-				return execute()
-			}
-			<-hang
-			return errReset
-		})
-		begun := b.now()
-		ctx, cancel := context.WithTimeout(context.Background(), 19*time.Second)
+func TestTheConfirmationOfALateGrantIsBounded(t *testing.T) {
+	const bound = 19 * time.Second
+	late := func(acquire func(k *redislease.Locker) error, check func(t *testing.T, err error)) func(t *testing.T) {
+		return func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bubbled) {
+				k := b.locker()
+				hang := make(chan struct{})
+				b.fault(func(what string, execute func() error) error {
+					switch what {
+					case "set":
+						defer time.Sleep(18100 * time.Millisecond)
+						return execute()
+					case "release":
+						return execute()
+					}
+					<-hang
+					return errReset
+				})
+				begun := b.now()
+				check(t, acquire(k))
+				require.Equal(t, begun+bound, b.now())
+				require.Empty(t, b.get("orders"), "given back")
+				close(hang)
+			})
+		}
+	}
+	t.Run("by the context", late(func(k *redislease.Locker) error {
+		ctx, cancel := context.WithTimeout(context.Background(), bound)
 		defer cancel()
 		_, err := k.Acquire(ctx, "orders")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, begun+19*time.Second, b.now())
-		require.Empty(t, b.get("orders"), "given back")
-		close(hang)
-	})
+		return err
+	}, func(t *testing.T, err error) { require.ErrorIs(t, err, context.DeadlineExceeded) }))
+	t.Run("by the acquisition's timeout", late(func(k *redislease.Locker) error {
+		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(bound))
+		return err
+	}, func(t *testing.T, err error) { require.ErrorContains(t, err, "given back") }))
 }
 
 func TestAHookThatExecutesACommandAfterItsAnswerTakesNothing(t *testing.T) {
@@ -757,30 +769,6 @@ func TestATokenIsAskedAboutForTwoTTLs(t *testing.T) {
 		require.Equal(t, l.Token(), b.get("orders"))
 		require.Less(t, b.now()-begun, 1300*time.Millisecond, "it was recognised")
 		require.NoError(t, l.Release())
-	})
-}
-
-func TestTheConfirmationOfALateGrantIsBoundedByTheAcquisitionsTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bubbled) {
-		k := b.locker()
-		hang := make(chan struct{})
-		b.fault(func(what string, execute func() error) error {
-			switch what {
-			case "set":
-				defer time.Sleep(18100 * time.Millisecond)
-				return execute()
-			case "release":
-				return execute()
-			}
-			<-hang
-			return errReset
-		})
-		begun := b.now()
-		_, err := k.Acquire(context.Background(), "orders", redislease.WithAcquireTimeout(19*time.Second))
-		require.ErrorContains(t, err, "given back")
-		require.Equal(t, begun+19*time.Second, b.now())
-		require.Empty(t, b.get("orders"))
-		close(hang)
 	})
 }
 

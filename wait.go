@@ -33,7 +33,7 @@ type queues struct {
 	mu       sync.Mutex
 	lines    map[string]*line // by the key in Redis
 	waited   int              // how many of them somebody stands in
-	away     *reader          // see readOnLocked
+	away     *reader          // the last one that was; it may be back
 	hub      chan struct{}    // filled when lines have changed; nil: no goroutine listens
 	told     bool             // an observer knows that waiters are not woken
 	telling  atomic.Bool      // it is being told
