@@ -23,12 +23,16 @@ import (
 // enough is how long a test waits for what has to happen.
 const enough = 20 * time.Second
 
-// eachDuplex runs a test on an AutoPipeline that sends a batch per round trip, and on one that sends and receives at the
-// same time, which newer versions of go-redis have.
-func eachDuplex(t *testing.T, test func(t *testing.T, options func() *redis.AutoPipelineOptions)) {
+// eachPipeline runs a test on an AutoPipeline that sends a batch per round trip, on one that has two on their way at a
+// time, in no order, and on one that sends and receives at the same time, which newer versions of go-redis have.
+func eachPipeline(t *testing.T, test func(t *testing.T, options func() *redis.AutoPipelineOptions)) {
 	t.Run("half duplex", func(t *testing.T) {
 		t.Parallel()
 		test(t, redis.DefaultBlockingAutoPipelineOptions)
+	})
+	t.Run("two batches", func(t *testing.T) {
+		t.Parallel()
+		test(t, twoBatches)
 	})
 	t.Run("full duplex", func(t *testing.T) {
 		if _, ok := reflect.TypeFor[redis.AutoPipelineOptions]().FieldByName("FullDuplex"); !ok {
@@ -63,7 +67,7 @@ func lockerOn(t *testing.T, c redislease.RedisClient, opts ...redislease.LockerO
 
 func TestALeaseOnAnAutoPipelineIsHeldRenewedAndReleased(t *testing.T) {
 	t.Parallel()
-	eachDuplex(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
+	eachPipeline(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
 		server := redistest.Start(t)
 		locker := lockerOn(t, pipelined(t, server.Addr(), options()), redislease.WithTTL(2*time.Second))
 		ctx := context.Background()
@@ -90,7 +94,7 @@ func TestAnAcquisitionOnAnAutoPipelineIsSettledAfterALostReply(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachDuplex(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
+			eachPipeline(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
 				server := redistest.Start(t)
 				proxy := faultproxy.Start(t, server.Addr())
 				// What is silent holds up all that is behind it, for as long as the client lets it.
@@ -114,7 +118,7 @@ func TestAnAcquisitionOnAnAutoPipelineIsSettledAfterALostReply(t *testing.T) {
 
 func TestWaitersOnAnAutoPipelineAreWoken(t *testing.T) {
 	t.Parallel()
-	eachDuplex(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
+	eachPipeline(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
 		server := redistest.Start(t)
 		holder := lockerOn(t, pipelined(t, server.Addr(), options()))
 		// A poll would come too late for the test.
@@ -144,7 +148,7 @@ func TestWaitersOnAnAutoPipelineAreWoken(t *testing.T) {
 // an AutoPipeline, and others count beside them.
 func TestAWithdrawnCommandHarmsNobodyInTheSameFlush(t *testing.T) {
 	t.Parallel()
-	eachDuplex(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
+	eachPipeline(t, func(t *testing.T, options func() *redis.AutoPipelineOptions) {
 		const counters, each, cancelled = 16, 500, 4
 		server := redistest.Start(t)
 		pipeline := pipelined(t, server.Addr(), options())

@@ -16,6 +16,9 @@ type leaseClient struct {
 
 func plainClient(rdb *redis.Client) (redislease.RedisClient, error)  { return rdb, nil }
 func autoPipeline(rdb *redis.Client) (redislease.RedisClient, error) { return rdb.AutoPipeline() }
+func twoBatchPipeline(rdb *redis.Client) (redislease.RedisClient, error) {
+	return rdb.AutoPipelineWithOptions(twoBatches())
+}
 
 func openLease(through func(*redis.Client) (redislease.RedisClient, error)) func(settings) (client, error) {
 	return func(s settings) (client, error) {
