@@ -442,10 +442,10 @@ func TestWhenTheCallersContextEndsRenewingStopsAndTrustRunsOut(t *testing.T) {
 		sentAt := b.now()
 		l, err := k.TryAcquire(ctx, "orders")
 		require.NoError(t, err)
-		time.Sleep(5 * time.Second)
+		time.Sleep(4 * time.Second) // the first renewal is due after half the interval of 10 s, and a tick, at the earliest
 		cancel(why)
 		require.Equal(t, why, context.Cause(l.Context()))
-		time.Sleep(22*time.Second - 1)
+		time.Sleep(23*time.Second - 1)
 		require.NoError(t, l.Err(), "a write may still land")
 		require.Empty(t, b.sent("renew", 0))
 		time.Sleep(time.Nanosecond)
