@@ -14,13 +14,7 @@ type leaseClient struct {
 	locker *redislease.Locker
 }
 
-func plainClient(rdb *redis.Client) (redislease.RedisClient, error)  { return rdb, nil }
-func autoPipeline(rdb *redis.Client) (redislease.RedisClient, error) { return rdb.AutoPipeline() }
-func twoBatchPipeline(rdb *redis.Client) (redislease.RedisClient, error) {
-	return rdb.AutoPipelineWithOptions(twoBatches())
-}
-
-func openLease(through func(*redis.Client) (redislease.RedisClient, error)) func(settings) (client, error) {
+func openLease(through func(*redis.Client) (processor, error)) func(settings) (client, error) {
 	return func(s settings) (client, error) {
 		rdb := connect(s)
 		commands, err := through(rdb)

@@ -23,12 +23,12 @@ type processor interface {
 func direct(rdb *redis.Client) (processor, error)        { return rdb, nil }
 func hopping(rdb *redis.Client) (processor, error)       { return hopper{rdb}, nil }
 func autoPipelined(rdb *redis.Client) (processor, error) { return rdb.AutoPipeline() }
-func twicePipelined(rdb *redis.Client) (processor, error) {
+func inTwoBatches(rdb *redis.Client) (processor, error) {
 	return rdb.AutoPipelineWithOptions(twoBatches())
 }
 
 // twoBatches are the options of an AutoPipeline that has two batches on their way at a time. The order that it gives up
-// is of no use to a lease: each of its commands waits for the answer to the one before.
+// is of no use to a lease, which relies on none among commands in flight.
 func twoBatches() *redis.AutoPipelineOptions {
 	return &redis.AutoPipelineOptions{MaxBatchSize: 64, MaxConcurrentBatches: 2, Unordered: true}
 }
