@@ -69,10 +69,10 @@ import (
 // A *redis.Client also gets pipelines, of the renewals of a Locker that has many leases. Their hooks are called with a
 // context that has no values of a caller's.
 //
-// A go-redis AutoPipeline has it as well. It pays where one process acquires and releases tens of thousands of times a
-// second. Leases need no order among their commands, so give it two batches at a time (MaxConcurrentBatches: 2, Unordered:
-// true), and a MaxBatchSize of half the calls that go on at once. A connection that hangs then holds up many leases,
-// for the client's ReadTimeout.
+// The AutoPipeline of newer versions of go-redis has it as well. That pays where one process acquires and releases tens of
+// thousands of times a second. Leases need no order among their commands, so give it two batches at a time
+// (MaxConcurrentBatches: 2, Unordered: true), and a MaxBatchSize of half the calls that go on at once. A connection that
+// hangs then holds up many leases, for the client's ReadTimeout.
 //
 // Waiters are woken by a release if it also has Subscribe, as those have; else they poll. So a wrapper should hand on that
 // method, too.
