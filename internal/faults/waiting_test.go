@@ -61,7 +61,7 @@ func (w *waiter) listened(nodes []*redistest.Server) {
 		}
 		return false
 	}, patience, 10*time.Millisecond, "nobody listens to %s", w.key)
-	time.Sleep(100 * time.Millisecond) // the try that follows the confirmation
+	time.Sleep(100 * time.Millisecond) // the try that follows the confirmation is in vain: later it would take the key, unwoken
 }
 
 // served releases the key and waits until the waiter has it.
